@@ -5,66 +5,33 @@ import sys
 from datetime import datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from isocompute.budget import Counts, Ledger, Limits, Meter
 from isocompute.budget.cli import main
-from isocompute.budget.commands import text as text_module
 
-
-@pytest.fixture
-def ledger(tmp_path):
-    """A run that was killed once and went over its token budget."""
-    path = tmp_path / "a.ledger"
-    for resumed_from, steps in ((0, (1, 2)), (1, (2, 3))):
-        with Ledger.open(path, run_id="a", resumed_from=resumed_from) as opened:
-            meter = Meter(opened, Limits(response_tokens=1_000))
-            for step in steps:
-                made = Counts(rollouts=32, prompt_tokens=320, response_tokens=480)
-                meter.charge(step, {"trained": made}, device_seconds=2_700)
-    return path
-
-
-def table_of(out):
-    return {line.split()[0]: line.split()[1:] for line in out.splitlines() if line}
-
-
-def test_show_prints_canonical_and_lost_as_paid(ledger, capsys):
-    assert main(["show", str(ledger)]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("run a, 2 attempts\n")
-    assert "device-hours 3.00, of all attempts\n" in out
-    assert "paid 1,920 of 1,000 response tokens (192.0%): 1,440 used and 480 lost, 920 over" in out
-    assert table_of(out)["trained"] == ["96", "32", "128", "960", "320", "1,280", "1,440", "480", "1,920"]
+PLAN = ["plan", "--rollouts", "1.6e6", "--max-batch", "16384", "--problems", "6000", "--max-epochs", "30"]
 
 
 @pytest.mark.slow
-def test_a_reader_that_stops_reading_gets_no_traceback(ledger):
+def test_a_reader_that_stops_reading_gets_no_traceback():
     code = "import sys; from isocompute.budget.cli import main; sys.exit(main(sys.argv[1:]))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "show", str(ledger)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen([sys.executable, "-c", code, *PLAN], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 0
 
 
-def test_a_table_of_mlflow_without_it_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    assert main(["show", "mlflow:sweep"]) == 2
-    assert 'pip install "isocompute-budget[mlflow]"' in capsys.readouterr().err
-
-
 def test_show_tells_time_and_money_and_when_and_where_attempts_began(tmp_path, capsys, monkeypatch):
-    path, limits = tmp_path / "a.ledger", {"device_seconds": 6_000, "money": 1_000, "price_per_device_hour": 360}
+    path, time = tmp_path / "a.ledger", {"device_seconds": 6_000, "money": 1_000, "price_per_device_hour": 360}
     for name, step in (("job-7", None), ("", 0)):
         monkeypatch.setenv("SLURM_JOB_ID", name)
         with Ledger.open(path, run_id="a\x1b[31m", resumed_from=step) as opened:
-            Meter(opened, Limits(**limits)).charge(1, {"trained": Counts(rollouts=32)}, device_seconds=5_400)
+            Meter(opened, Limits(rollouts=48, **time)).charge(1, {"trained": Counts(rollouts=32)}, device_seconds=5_400)
     assert main(["show", str(path), "--attempts", "--json", str(tmp_path / "out.json")]) == 0
     out = capsys.readouterr().out
     assert out.startswith("run a\\x1b[31m, 2 attempts\n")
+    assert "device-hours 3.00, of all attempts\n" in out
+    assert "paid 64 of 48 rollouts (133.3%): 32 used and 32 lost, 16 over\n" in out
     assert "paid 10,800 of 6,000 device-seconds (180.0%), 4,800 over\n" in out
     assert "paid 1,080.00 of 1,000.00 in money (108.0%), 80.00 over\n" in out
     document = json.loads((tmp_path / "out.json").read_text())
@@ -111,29 +78,13 @@ def test_convert_carries_the_learning_rate_from_the_batch_it_was_tuned_at(capsys
         assert f"--learning_rate {rate}\n" in capsys.readouterr().out
 
 
-@given(st.integers(1, 10**6), st.sampled_from(["K", "M", "B"]))
-def test_a_suffix_is_an_exact_factor(number, suffix):
-    scale = {"K": 3, "M": 6, "B": 9}[suffix]
-    assert text_module.whole(f"{number}{suffix}") == number * 10**scale
-    assert text_module.whole(f"{number / 1000}{suffix}") == number * 10 ** (scale - 3)
-    assert text_module.whole(f"{number}e{scale}") == number * 10**scale
-
-
-PLAN = ["plan", "--rollouts", "1.6e6", "--max-batch", "16384", "--problems", "6000", "--max-epochs", "30"]
-
-
 MODEL = "--model-parameters 7e9 --response-tokens 2000 --device h100 --world-size 8"
 
 
-def test_time_memory_and_money_are_estimated_where_the_model_is_known(tmp_path, capsys):
+def test_time_and_money_are_estimated_where_the_model_is_known(tmp_path):
     path = tmp_path / "plan.json"
     more = "--anchor 1e-6 --anchor-batch 1024 --price 2.5"
     assert main([*PLAN, *MODEL.split(), *more.split(), "--json", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert "response tokens: 3,200,000,000 (2,400,000,000-4,000,000,000)\n" in out
-    assert "memory: 26.1 of 74.5 GiB of h100" in out
-    assert "assumed: training reaches 25% to 50%" in out
-    assert "assumed: 2.50 USD per device-hour" in out
     for cell in json.loads(path.read_text())["cells"]:
         low, likely, high = cell["seconds_per_step"]
         assert 0 < low < likely < high

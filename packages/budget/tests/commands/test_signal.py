@@ -26,11 +26,9 @@ def test_a_histogram_and_a_table_of_the_same_counts_agree(tmp_path):
     counts = {0: 5, 1: 2, 4: 2, 8: 1}
     histogram, table = tmp_path / "rates.csv", tmp_path / "pass_rates.csv"
     histogram.write_text("pass_rate,problems,samples\n" + "".join(f"{k / 8},{m},8\n" for k, m in counts.items()))
-    rows = [f"r,0,{k}-{j},{k},8\n" for k, m in counts.items() for j in range(m)]
-    early = "r,-0,early,8,8\n".replace("-0", "0")
-    table.write_text(
-        "run_id,step,problem_id,successes,samples\n" + early + "".join(r.replace("r,0", "r,9") for r in rows)
-    )
+    # The last step alone is read.
+    rows = ["r,0,early,8,8\n", *(f"r,9,{k}-{j},{k},8\n" for k, m in counts.items() for j in range(m))]
+    table.write_text("run_id,step,problem_id,successes,samples\n" + "".join(rows))
     one, other = figures(tmp_path, "--histogram", str(histogram)), figures(tmp_path, "--pass-rates", str(table))
     assert one["shares"] == other["shares"]
     shares = [row["share"] for row in one["shares"]]
@@ -47,19 +45,12 @@ def test_a_log_has_the_share_that_it_logged_beside_what_its_rewards_predict(tmp_
     assert spread < had < alike
 
 
-def test_doctor_says_what_became_of_one_run_and_of_a_table_of_no_trainer(tmp_path, capsys):
+def test_doctor_says_what_became_of_one_run(tmp_path, capsys):
     shutil.copytree(DOCS / "n4", tmp_path / "n4")
     assert main(["doctor", str(tmp_path / "n4"), "--out", str(tmp_path / "out")]) == 0
     assert "what became of it: still rising\n" in capsys.readouterr().out
     (run,) = json.loads((tmp_path / "out" / "manifest.json").read_text())["runs"]
     assert run["became"]["verdict"] == "still rising"
-    rewards = [0.2 + 0.012 * k for k in range(30)] + [0.05 + 0.01 * (k % 3) for k in range(90)]
-    table = "".join(f"{k},{reward}\n" for k, reward in enumerate(rewards, 1))
-    (tmp_path / "run.csv").write_text("step,reward\n" + table)
-    assert main(["doctor", str(tmp_path / "run.csv")]) == 0
-    said = capsys.readouterr().out
-    assert "what became of it: collapsed\n" in said
-    assert "from step 31 on" in said
     # Of several runs there is no one course.
     assert main(["doctor", str(DOCS)]) == 0
     assert "what became" not in capsys.readouterr().out

@@ -153,7 +153,11 @@ def test_what_was_charged_and_comes_back_with_a_checkpoint_is_paid_for_once(tmp_
             for _ in range(2):
                 ledger.charge_lost(1, restored=64)
                 ledger.take_back(1, restored=64)
-                assert (ledger.used.rollouts, ledger.lost.rollouts, ledger.lost.response_tokens) == (32, 0, 0)
+                assert (
+                    ledger.used.rollouts,
+                    ledger.lost.rollouts,
+                    ledger.lost.response_tokens,
+                ) == (32, 0, 0)
             ledger.charge(2, STEP)
     # Of one batch that was charged, and one that was not, a checkpoint brings back 48: 16 were made in vain.
     with Ledger.open(path, run_id="run", resumed_from=1) as ledger:

@@ -36,6 +36,4 @@ def test_the_spread_that_explains_a_share_gives_it(mean, n, spread):
 
 def test_groups_of_two_at_a_pass_rate_of_18_percent():
     # 76.7 % without variance were measured in the thread CoursIA#10603, of problems that are not all alike.
-    assert share_alike(0.18, 2) == pytest.approx(0.295, abs=5e-4)
-    assert share_alike(0.18, 8) == pytest.approx(0.796, abs=5e-4)
     assert spread_of(0.18, 2, 1 - 0.767) == pytest.approx(3.74, abs=0.01)

@@ -28,7 +28,7 @@ def test_every_rollout_is_counted_once(all_sessions, rng):
     made = {f"{k:x}-prompt": sessions for k, sessions in enumerate(all_sessions)}
     groups, tags = Groups(), tags_of(made)
     for uid, sessions in made.items():
-        groups.add(uid, len(sessions))
+        groups[uid] = len(sessions)
     total = groups.rollouts
     counted, failed = Counts(), 0
     for uid in rng.choices(sorted(made), k=len(made)) if made else []:
@@ -46,7 +46,7 @@ def test_every_rollout_is_counted_once(all_sessions, rng):
 
 def test_what_a_tool_wrote_is_a_prompt_token():
     groups = Groups()
-    groups.add("a", 1)
+    groups["a"] = 1
     tags = {"a_0_0": {"prompt_len": 5, "response_len": 7}}
     assert groups.take(["a"], tags, {"a_0_0": 3}) == (Counts(rollouts=1, prompt_tokens=8, response_tokens=4), 0)
 

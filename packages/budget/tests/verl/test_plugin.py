@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 import pytest
 import verl_runs
-from isocompute.budget import BudgetError, History, Ledger
+from isocompute.budget import BudgetError, History
 from reading_logs import needed
 from verl_runs import Case
 
@@ -162,12 +162,8 @@ def test_the_replay_buffer_is_the_one_that_verl_would_make(verl, config, case):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ([f"+{KEYS}.rolouts=8"], r"sampler_kwargs: 'rolouts' is unknown; the budget's keys are ledger, run_id"),
-        ([f"~{KEYS}.ledger"], r"sampler_kwargs: ledger is None; give the ledger's file, as in \+trainer\.v1"),
-        ([f"~{KEYS}.rollouts"], r"sampler_kwargs: there is no limit to hold the run to: no rollouts, response_tok"),
-        ([f"{KEYS}.rollouts=0"], r"sampler_kwargs: the limit on rollouts is 0; it must be a whole number of at least"),
-        ([f"+{KEYS}.devices=0"], r"sampler_kwargs: devices is 0; it must be a whole number of at least 1"),
         ([f"+{KEYS}.rolouts=8", f"~{KEYS}.ledger", f"{KEYS}.rollouts=0"], r"rolouts.*ledger is None.*rollouts is 0"),
+        ([f"~{KEYS}.rollouts"], r"sampler_kwargs: there is no limit to hold the run to: no rollouts, response_tok"),
         (["skip.rollout_tq.enable=True"], r"skip\.rollout_tq\.enable=True trains on rollouts of an earlier run"),
     ],
 )
@@ -192,17 +188,3 @@ def test_one_half_of_a_budget_without_the_other_is_refused(verl, config):
         trainer.replay_buffer._evict_terminal_groups(1, "train", (set(), set(), set(), {}))
     with pytest.raises(BudgetError, match="refill_fn is None"):
         ReplayBuffer(trainer_mode="sync")
-
-
-def test_a_count_that_cannot_be_read_is_named(verl, config, prepared):
-    trainer = verl.get_trainer_cls("sync")(config(folder="unreadable"))
-    path = prepared / "unreadable" / "run.ledger.dispatched"
-    path.parent.mkdir()
-    budget = trainer.replay_buffer.budget
-    with Ledger.open(budget.path, run_id=budget.run_id):
-        path.write_text("many")
-    trainer.global_steps, budget._restore = 0, lambda _: 0
-    trainer._get_n_gpus_for_throughput = lambda: 1
-    with pytest.raises(BudgetError, match=r"run\.ledger\.dispatched"):
-        budget.begin()
-    budget.close()

@@ -19,7 +19,6 @@ from typing import Any
 
 from .errors import BudgetError, shorten
 from .ledger.counts import Counts, split
-from .ledger.ledger import Ledger
 from .ledger.limits import Counted, Limits, Standing
 from .ledger.meter import Hook
 
@@ -196,17 +195,6 @@ class Attachment(Hook):
             self.open(step)
             self.ledger.charge_lost(step)
         return refused
-
-    def open(self, resumed_from: Any) -> Ledger:
-        """Begin an attempt, which takes device time."""
-        if self._clock is None:
-            self.start_clock()
-        return super().open(resumed_from)
-
-    def close(self) -> None:
-        """Let another writer in."""
-        self._clock = None
-        super().close()
 
     def _settle_step(self, step: int) -> str:
         """Charge the rest of a step, and return why the next one may not be taken; empty if it may."""

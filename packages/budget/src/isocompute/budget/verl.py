@@ -8,7 +8,7 @@ processes, know nothing of it. veRL is imported when these classes are made; rea
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -156,7 +156,6 @@ class Budget(Hook):
         step, only = trainer.global_steps, trainer.config.trainer.get("val_only", False)
         self.open("last" if only else step)
         self.devices = self._devices or trainer._get_n_gpus_for_throughput()
-        self.start_clock()
         if not only:
             restored = self._restore(trainer.replay_buffer)
             self.ledger.charge_lost(step, restored=self._groups["train"].rollouts)
@@ -176,15 +175,13 @@ class Budget(Hook):
         names = prompts["agent_name"] if "agent_name" in prompts.keys() else [rollout.agent.default_agent_loop]  # noqa: SIM118
         self._tools |= any(str(name) != SINGLE_TURN for name in ([names] if isinstance(names, str) else names))
         if "validate" in prompts.keys() and prompts["validate"]:  # noqa: SIM118
-            for uid, n in dispatched(prompts, rollout.val_kwargs.n):
-                self._groups["val"].add(uid, n)
+            self._groups["val"].update(dispatched(prompts, rollout.val_kwargs.n))
             return
         groups = dispatched(prompts, rollout.n)
-        rollouts = sum(n for _, n in groups)
+        rollouts = sum(groups.values())
         self._admit(rollouts)
         self.ledger.reserve(self._groups["train"].rollouts + rollouts)
-        for uid, n in groups:
-            self._groups["train"].add(uid, n)
+        self._groups["train"].update(groups)
         if self._refilling:
             step, so_far = self._refilled
             so_far = rollouts + (so_far if step == self.trainer.global_steps else 0)
@@ -268,7 +265,7 @@ class Budget(Hook):
         """Take over the finished groups that a checkpoint brought back, and return how many groups it did."""
         buffer._sync_metadata_from_transfer_queue()
         for uid in buffer.finished_keys["train"] | buffer.failure_keys["train"]:
-            self._groups["train"].add(uid, len(set(map(session_of, of_prompts({uid}, buffer.partitions["train"])))))
+            self._groups["train"][uid] = len(set(map(session_of, of_prompts({uid}, buffer.partitions["train"]))))
         return len(buffer.prompt_global_steps["train"])
 
     def _admit(self, rollouts: int) -> None:
@@ -353,23 +350,13 @@ def read_settings(config: Any) -> dict[str, Any]:
     return {"path": Path(str(ledger)), "limits": limits, "run_id": given.get("run_id"), "devices": devices}
 
 
-class Groups:
+class Groups(dict[str, int]):
     """The rollouts dispatched for each prompt (a group) that is not charged yet."""
 
-    def __init__(self) -> None:
-        self._dispatched: dict[str, int] = {}
-        self.rollouts = 0
-
-    def __contains__(self, uid: object) -> bool:
-        return uid in self._dispatched
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._dispatched)
-
-    def add(self, uid: str, rollouts: int) -> None:
-        """Note a prompt that was dispatched."""
-        self._dispatched[uid] = rollouts
-        self.rollouts += rollouts
+    @property
+    def rollouts(self) -> int:
+        """Of all of them."""
+        return sum(self.values())
 
     def take(
         self, uids: Iterable[str], tags: Mapping[str, Mapping[str, Any]], written: Mapping[str, int]
@@ -382,8 +369,7 @@ class Groups:
         Returns:
             Of the sessions that have a trajectory, rollouts and tokens; and the rollouts that have none.
         """
-        taken = {uid: self._dispatched.pop(uid) for uid in set(uids) if uid in self._dispatched}
-        self.rollouts -= sum(taken.values())
+        taken = {uid: self.pop(uid) for uid in set(uids) if uid in self}
         sessions, prompt, response = set(), 0, 0
         for key, tag in of_prompts(taken, tags).items():
             sessions.add(session_of(key))
@@ -403,8 +389,8 @@ def of_prompts(uids: Container[str], tags: Mapping[str, Tag]) -> dict[str, Tag]:
     return {key: tag for key, tag in tags.items() if key.split("_")[0] in uids}
 
 
-def dispatched(prompts: Any, default: int) -> list[tuple[str, int]]:
+def dispatched(prompts: Any, default: int) -> dict[str, int]:
     """The prompts of a batch, with as many rollouts as veRL's workers generate for each."""
     uids = [str(uid) for uid in prompts["uid"]]
     each = list(prompts["__rollout_n__"]) if "__rollout_n__" in prompts.keys() else [default] * len(uids)  # noqa: SIM118
-    return [(uid, int(n)) for uid, n in zip(uids, each, strict=True)]
+    return {uid: int(n) for uid, n in zip(uids, each, strict=True)}

@@ -14,6 +14,7 @@ from typing import Any
 from ..contract.command_line import new_file
 from ..errors import BudgetError
 from ..ledger.counts import TRAINING_COHORTS
+from ..ledger.fold import Totals
 from ..ledger.ledger import History
 from ..trainers.counting import StepCounts
 from ..trainers.doctor import progress_of, reader_of, settings_of
@@ -21,7 +22,7 @@ from ..trainers.live import LiveLog
 from ..trainers.registry import trainer as registered
 from ..trainers.settings import Batching, configuration, product
 from ..trainers.trainer import Trainer
-from .text import add_log_arguments, aligned_table, write_json
+from .text import add_log_arguments, aligned_table, only_log, write_json
 
 MECHANISMS = {
     "steps not taken": "the settings allow {planned:,} update steps, and the log ends after {steps:,}",
@@ -82,13 +83,9 @@ class Audit:
         """
         shared, given = shared or {}, given or {}
         live = LiveLog(source, trainer, step_column=given.get("step_column"))
-        seen = live.look()
-        if not seen.logs or live.trainer is None:
-            raise BudgetError(seen.problem or f"{source}: no run of a trainer that is known is logged there")
-        if len(seen.logs) > 1:
-            names = ", ".join(log.name for log in seen.logs)
-            raise BudgetError(f"{source}: holds {len(seen.logs)} runs, of which one is audited at a time: {names}")
-        log = seen.logs[0]
+        log = only_log(live)
+        if log is None or live.trainer is None:
+            raise BudgetError(f"{source}: no run of a trainer that is known is logged there")
         progressed, settings, batching = progress_of(live.trainer, log, shared, given)
         if not progressed.points:
             raise BudgetError(f"{log.name}: no step of training is logged")
@@ -104,6 +101,7 @@ class Audit:
                 validated = [e for e in evaluations if e.split == "validation"]
                 self.evaluated = sum((questions or e.questions or 0) * e.samples for e in validated)
         self.history = None if ledger is None else History.read(ledger)
+        self.totals = None if self.history is None else self.history.totals()
         shares = [metrics[key] for _, metrics in log.rows for key in metrics if ZERO_VARIANCE.fullmatch(key)]
         self.without_signal = sum(shares) / len(shares) if shares else None
         self.differences = _differences(batching, progressed, self.history)
@@ -215,31 +213,37 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     yield f"{audited.name}: {audited.trainer.title}"
     yield ""
     header = ["", "settings", "log", *(["ledger"] if audited.history else [])]
-    columns = len(header) - 1
-    shown = [
-        (name, *values[:columns]) for name, *values in rows if any(value is not None for value in values[:columns])
-    ]
+    shown = [row[: len(header)] for row in rows if any(value is not None for value in row[1 : len(header)])]
     yield from aligned_table(header, [["-" if value is None else value for value in row] for row in shown])
     yield ""
     yield from _bridge(audited)
     if audited.without_signal is not None:
         yield f"without signal: {audited.without_signal:.1%} of groups, whose rewards are all equal"
-    if audited.history is not None and (paid := _paid(audited.history)):
-        lost = audited.history.totals().lost_training.rollouts
+    if audited.totals is not None and (paid := audited.totals.paid_training.rollouts):
+        lost = audited.totals.lost_training.rollouts
         yield f"lost in restarts: {lost / paid:.1%} of the {paid:,} rollouts paid for"
     yield from (f"note: {note}" for note in audited.notes)
     if arguments.json is not None:
-        write_json(_document(audited, rows), arguments.json)
+        document = {
+            "run": audited.name,
+            "trainer": audited.trainer.name,
+            "ledger": None if audited.history is None else audited.history.where,
+            "figures": {name.strip(): dict(zip(("settings", "log", "ledger"), of, strict=True)) for name, *of in rows},
+            "rollouts_error": audited.last.rollouts_error,
+            "without_signal": audited.without_signal,
+            "differences": [asdict(difference) for difference in audited.differences],
+            "notes": audited.notes,
+        }
+        write_json(document, arguments.json)
 
 
 def _rows(audited: Audit) -> list[tuple[str, int | None, int | None, int | None]]:
     """Figures by name: of the settings, the log and the ledger."""
-    batching, history = audited.batching, audited.history
+    batching, history, totals = audited.batching, audited.history, audited.totals
     per_step = None if not audited.last.step else round(audited.last.rollouts / audited.last.step)
     paid: dict[str, int | None] = {}
-    if history is not None:
-        totals, steps = history.totals(), history.last_step
-        both = totals.paid_training
+    if history is not None and totals is not None:
+        steps = history.last_step
         others = [cohort for cohort in TRAINING_COHORTS if cohort != "trained"]
         paid = {
             "update steps": steps,
@@ -247,9 +251,9 @@ def _rows(audited: Audit) -> list[tuple[str, int | None, int | None, int | None]
             "rollouts for training": totals.used.rollouts,
             **{f"  {cohort}": totals.canonical[cohort].rollouts or None for cohort in others},
             "  and lost": totals.lost_training.rollouts,
-            "  paid": both.rollouts,
-            "response tokens paid": both.response_tokens,
-            "rollouts of evaluations": _evaluated(history),
+            "  paid": totals.paid_training.rollouts,
+            "response tokens paid": totals.paid_training.response_tokens,
+            "rollouts of evaluations": _evaluated(totals),
         }
     rows = {
         "rollouts per problem": (batching.rollouts_per_problem, None),
@@ -268,41 +272,18 @@ def _bridge(audited: Audit) -> Iterable[str]:
     """From B_p · n · M to what was paid for training, one difference after another."""
     if audited.planned is not None:
         yield f"{audited.planned:,} rollouts are B_p · n · M of the settings"
-    for difference in audited.differences:
-        if difference.mechanism not in OF_LEDGER:
-            yield f"{difference.rollouts:+,} {difference.mechanism}: {difference.sentence}"
+    lines = {d.mechanism: f"{d.rollouts:+,} {d.mechanism}: {d.sentence}" for d in audited.differences}
+    yield from (line for mechanism, line in lines.items() if mechanism not in OF_LEDGER)
     error = f" ± {audited.last.rollouts_error:,}" if audited.last.rollouts_error else ""
     yield f"{audited.last.rollouts:,}{error} rollouts were generated for training, by the log"
-    for difference in audited.differences:
-        if difference.mechanism in OF_LEDGER:
-            yield f"{difference.rollouts:+,} {difference.mechanism}: {difference.sentence}"
+    yield from (line for mechanism, line in lines.items() if mechanism in OF_LEDGER)
     evaluated = audited.evaluated
-    if audited.history is not None:
-        yield f"{_paid(audited.history):,} rollouts were paid for training, by the ledger"
-        evaluated = _evaluated(audited.history)
+    if audited.totals is not None:
+        yield f"{audited.totals.paid_training.rollouts:,} rollouts were paid for training, by the ledger"
+        evaluated = _evaluated(audited.totals)
     if evaluated:
         yield f"{evaluated:+,} evaluations: they are paid for, and in no budget of rollouts"
 
 
-def _paid(history: History) -> int:
-    return history.totals().paid_training.rollouts
-
-
-def _evaluated(history: History) -> int:
-    totals = history.totals()
+def _evaluated(totals: Totals) -> int:
     return totals.canonical["eval"].rollouts + totals.lost["eval"].rollouts
-
-
-def _document(audited: Audit, rows: list[tuple[str, int | None, int | None, int | None]]) -> dict[str, Any]:
-    return {
-        "run": audited.name,
-        "trainer": audited.trainer.name,
-        "ledger": None if audited.history is None else audited.history.where,
-        "figures": {
-            name.strip(): {"settings": said, "log": logged, "ledger": paid} for name, said, logged, paid in rows
-        },
-        "rollouts_error": audited.last.rollouts_error,
-        "without_signal": audited.without_signal,
-        "differences": [asdict(difference) for difference in audited.differences],
-        "notes": audited.notes,
-    }

@@ -71,11 +71,18 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 def _write(arguments: argparse.Namespace) -> Iterable[str]:
     """The settings of a trainer."""
-    allocation = Allocation(
+    a = allocation = Allocation(
         problems_per_batch=arguments.problems_per_batch,
         rollouts_per_problem=arguments.rollouts_per_problem,
         update_steps=arguments.update_steps,
     )
+    rate, anchor, scaling = arguments.learning_rate, arguments.learning_rate_anchor, arguments.scaling
+    if anchor is not None:
+        if rate is None:
+            raise BudgetError(
+                "--learning-rate-anchor says at which batch a rate was tuned; give --learning-rate as well"
+            )
+        rate = allocation.learning_rate(anchor=rate, anchor_batch=anchor, scaling=scaling)
     wanted = RunPlan(
         allocation=allocation,
         world_size=1 if arguments.world_size is None else arguments.world_size,
@@ -85,11 +92,10 @@ def _write(arguments: argparse.Namespace) -> Iterable[str]:
         micro_batch=arguments.micro_batch,
         gpus_per_node=arguments.gpus_per_node,
         problems=arguments.problems,
-        learning_rate=_learning_rate(allocation, arguments),
+        learning_rate=rate,
     )
     known = trainer(arguments.to)
     configuration = convert(known.name, wanted)
-    a = allocation
     yield (
         f"# {known.title}: {a.problems_per_batch:,} problems × {a.rollouts_per_problem:,} rollouts × "
         f"{a.update_steps:,} steps = {a.rollouts:,} rollouts"
@@ -100,21 +106,9 @@ def _write(arguments: argparse.Namespace) -> Iterable[str]:
         yield f"# {wanted.data_parallel:,} data-parallel ranks of {parallelism.devices:,} devices ({parallelism})"
     for note in configuration.notes:
         yield f"# {note}"
-    if arguments.learning_rate_anchor is not None:
-        yield (
-            f"# the learning rate is {arguments.learning_rate:g} at {arguments.learning_rate_anchor:,} rollouts, with "
-            f"{arguments.scaling} scaling to {a.batch_rollouts:,}"
-        )
-
-
-def _learning_rate(allocation: Allocation, arguments: argparse.Namespace) -> float | None:
-    """The learning rate as it is given, or carried over from the batch that it was tuned at."""
-    rate: float | None = arguments.learning_rate
-    if arguments.learning_rate_anchor is None:
-        return rate
-    if rate is None:
-        raise BudgetError("--learning-rate-anchor says at which batch a rate was tuned; give --learning-rate as well")
-    return allocation.learning_rate(anchor=rate, anchor_batch=arguments.learning_rate_anchor, scaling=arguments.scaling)
+    if anchor is not None:
+        tuned = f"{arguments.learning_rate:g} at {anchor:,} rollouts"
+        yield f"# the learning rate is {tuned}, with {scaling} scaling to {a.batch_rollouts:,}"
 
 
 def _read(arguments: argparse.Namespace) -> Iterable[str]:

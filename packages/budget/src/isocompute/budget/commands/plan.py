@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
@@ -13,12 +14,11 @@ from ..planning.compute import (
     DEVICES,
     GIBIBYTE,
     SPREAD,
+    Allocation,
     Constraints,
-    Grid,
     Lengths,
     Model,
     Setting,
-    Split,
     Utilisation,
     device,
     grid,
@@ -56,7 +56,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     rate.add_argument("--anchor-batch", type=whole, metavar="B", help="the batch it was measured at, in rollouts")
     said = "how it grows with the batch (default: %(default)s)"
     rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt", help=said)
-    add_model_arguments(plan)
+    _add_model_arguments(plan)
     plan.add_argument("--micro-batch", type=whole, default=1, metavar="m", help="rollouts in one pass of a device")
     plan.add_argument("--json", type=new_file, metavar="FILE", help="also write all of it")
     plan.set_defaults(run=run)
@@ -66,29 +66,36 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     """Print the splits."""
     if (arguments.anchor is None) != (arguments.anchor_batch is None):
         raise BudgetError("a learning rate needs both --anchor and --anchor-batch")
-    most = _max_batch(arguments)
-    plan = grid(Constraints(**{**_given(Constraints, arguments), "max_batch": most}))
-    if not plan.splits:
-        left_out = "; ".join(f"{plural(count, 'split')} with {limit}" for limit, count in plan.limits)
-        none = f"no power of two from 2 is a group for batches of at most {most:,}"
-        raise BudgetError(f"no split of {arguments.rollouts:,} rollouts can be run: {left_out or none}")
-    rows = [plan_row(split, arguments) for split in plan.splits]
-    yield from plan_lines(plan, rows, arguments)
-    if arguments.json is not None:
-        write_json(document(plan, rows), arguments.json)
-
-
-def _max_batch(arguments: argparse.Namespace) -> int:
-    """The limit on a batch, or the largest batch of the values that are given."""
-    if arguments.max_batch is not None:
-        return int(arguments.max_batch)
-    if not arguments.rollouts_per_problem or not arguments.problems_per_batch:
+    per_problem, per_batch = arguments.rollouts_per_problem, arguments.problems_per_batch
+    if arguments.max_batch is None and not (per_problem and per_batch):
         raise BudgetError("give --max-batch, or values of --rollouts-per-problem and of --problems-per-batch")
-    most: int = max(arguments.rollouts_per_problem) * max(arguments.problems_per_batch)
-    return max(1, most)
+    most = max(1, max(per_problem) * max(per_batch)) if arguments.max_batch is None else arguments.max_batch
+    splits, left_out = grid(Constraints(**{**_given(Constraints, arguments), "max_batch": most}))
+    counted = Counter(out.limit for out in left_out).most_common()
+    reasons = [f"{plural(count, 'split')} with {limit}" for limit, count in counted]
+    if not splits:
+        none = f"no power of two from 2 is a group for batches of at most {most:,}"
+        raise BudgetError(f"no split of {arguments.rollouts:,} rollouts can be run: {'; '.join(reasons) or none}")
+    setting = _setting(arguments)
+    rows = [_row(split, setting, arguments) for split in splits]
+    yield (
+        f"{arguments.rollouts:,} rollouts, batches up to {most:,}: {plural(len(splits), 'split')} of "
+        f"{len(splits) + len(left_out):,} can be run"
+    )
+    yield ""
+    yield from _lines(rows, reasons, setting, arguments)
+    if arguments.json is not None:
+        document = {
+            "rollouts": arguments.rollouts,
+            "max_batch": most,
+            "cells": [{name: value for name, value in row.items() if name != "assumptions"} for row in rows],
+            "assumptions": list(rows[0].get("assumptions", ())),
+            "left_out": [asdict(out) for out in left_out],
+        }
+        write_json(document, arguments.json)
 
 
-def add_model_arguments(command: argparse.ArgumentParser) -> None:
+def _add_model_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options on the model, the lengths and the device."""
     group = command.add_argument_group("the model and the device, to estimate time, memory and money")
     said = "parameters, of all experts: 7B"
@@ -124,14 +131,10 @@ def add_model_arguments(command: argparse.ArgumentParser) -> None:
     group.add_argument("--currency", default="USD", help="currency of the price (default: %(default)s)")
 
 
-def model_setting(arguments: argparse.Namespace) -> Setting | None:
+def _setting(arguments: argparse.Namespace) -> Setting | None:
     """The setting that the options describe, or None when none of them is given."""
-    need = {
-        "--model-parameters": arguments.parameters,
-        "--response-tokens": arguments.response_tokens,
-        "--device": arguments.device,
-    }
-    missing = [name for name, value in need.items() if value is None]
+    need = {"--model-parameters": "parameters", "--response-tokens": "response_tokens", "--device": "device"}
+    missing = [option for option, name in need.items() if getattr(arguments, name) is None]
     if len(missing) == len(need):
         return None
     if missing:
@@ -158,29 +161,28 @@ def _shares(text: str) -> tuple[float, float, float]:
     return low, likely, high
 
 
-def format_figure(value: float) -> str:
+def _figure(value: float) -> str:
     """A number in readable form: whole, with two decimals, or in scientific notation."""
     if value >= 1e12:
         return f"{value:.3g}"
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.2f}"
 
 
+COUNTS = ("problems_per_batch", "rollouts_per_problem", "batch_rollouts", "update_steps", "rollouts")
+"""Columns of whole numbers."""
 INTERVALS = ("seconds_per_step", "device_hours", "cost")
 """Columns of low, likely and high."""
 
 
-def plan_row(split: Split, arguments: argparse.Namespace) -> dict[str, Any]:
+def _row(a: Allocation, setting: Setting | None, arguments: argparse.Namespace) -> dict[str, Any]:
     """Values of one split by column; the learning rate and times only where the arguments ask for them."""
-    a = split.allocation
-    names = ("problems_per_batch", "rollouts_per_problem", "batch_rollouts", "update_steps", "rollouts")
-    row: dict[str, Any] = {**{name: getattr(a, name) for name in names}, "unused": split.unused}
-    if split.epochs is not None:
-        row["epochs"] = split.epochs
+    row: dict[str, Any] = {name: getattr(a, name) for name in COUNTS} | {"unused": arguments.rollouts - a.rollouts}
+    if arguments.problems is not None:
+        row["epochs"] = a.epochs(arguments.problems)
     if arguments.anchor is not None:
         row["learning_rate"] = a.learning_rate(
             anchor=arguments.anchor, anchor_batch=arguments.anchor_batch, scaling=arguments.scaling
         )
-    setting = model_setting(arguments)
     if setting is not None:
         step = setting.estimate(a.batch_rollouts, rollouts_per_problem=a.rollouts_per_problem).time
         row["seconds_per_step"] = step.times(1 / arguments.world_size).amounts
@@ -192,24 +194,26 @@ def plan_row(split: Split, arguments: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-def plan_lines(plan: Grid, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> Iterable[str]:
-    """The splits and what was left out, as lines."""
-    limits = plan.constraints
-    yield (
-        f"{limits.rollouts:,} rollouts, batches up to {limits.max_batch:,}: "
-        f"{plural(len(plan.splits), 'split')} of {len(plan.splits) + len(plan.left_out):,} can be run"
-    )
-    yield ""
-    setting = model_setting(arguments)
-    listed = arguments.cells or setting is not None or arguments.anchor is not None
-    yield from _cell_lines(rows) if listed else _table_lines(plan, rows)
-    if plan.limits or setting is not None:
+def _lines(
+    rows: list[dict[str, Any]], reasons: list[str], setting: Setting | None, arguments: argparse.Namespace
+) -> Iterable[str]:
+    """The splits, why others were left out, and what they cost, as lines."""
+    if arguments.cells or setting is not None or arguments.anchor is not None:
+        header = ["B_p", "n", "batch", "steps", "rollouts", "unused"]
+        header += [name.replace("_", " ") for name in ("epochs", "learning_rate", *INTERVALS) if name in rows[0]]
+        yield from aligned_table(header, [_cells(row) for row in rows])
+    else:
+        steps = {(row["problems_per_batch"], row["rollouts_per_problem"]): row["update_steps"] for row in rows}
+        down, across = (sorted({*axis}) for axis in zip(*steps, strict=True))
+        yield "update steps of each split, problems per batch down and rollouts per problem across"
+        cells = [[b, *(steps.get((b, n), "-") for n in across)] for b in down]
+        yield from aligned_table(["B_p \\ n", *map(str, across)], cells)
+    if reasons or setting is not None:
         yield ""
-    for limit, count in plan.limits:
-        yield f"left out: {plural(count, 'split')} with {limit}"
+    yield from (f"left out: {reason}" for reason in reasons)
     if setting is not None:
         needed = setting.memory(world_size=arguments.world_size, micro_batch=arguments.micro_batch)
-        tokens = setting.lengths.tokens_of(limits.rollouts)
+        tokens = setting.lengths.tokens_of(arguments.rollouts)
         yield f"response tokens: {tokens.likely:,.0f} ({tokens.low:,.0f}-{tokens.high:,.0f})"
         left_out = "" if needed.activations else ", without activations (give the layers and the width)"
         verdict = "" if needed.total <= setting.device.memory else ", which does not fit"
@@ -222,43 +226,11 @@ def plan_lines(plan: Grid, rows: list[dict[str, Any]], arguments: argparse.Names
         yield from (f"assumed: {sentence}" for sentence in (*rows[0]["assumptions"], alone))
 
 
-def _cell_lines(rows: list[dict[str, Any]]) -> Iterable[str]:
-    """Every split on a line of its own."""
-    header = ["B_p", "n", "batch", "steps", "rollouts", "unused"]
-    header += [name.replace("_", " ") for name in ("epochs", "learning_rate", *INTERVALS) if name in rows[0]]
-    return aligned_table(header, [_cells(row) for row in rows])
-
-
-def _table_lines(plan: Grid, rows: list[dict[str, Any]]) -> Iterable[str]:
-    """The update steps of all splits as a table."""
-    limits = plan.constraints
-    steps = {(row["problems_per_batch"], row["rollouts_per_problem"]): row["update_steps"] for row in rows}
-    across = [n for n in limits.rollouts_per_problem if any(n == key[1] for key in steps)]
-    down = [b for b in limits.problems_per_batch if any(b == key[0] for key in steps)]
-    yield "update steps of each split, problems per batch down and rollouts per problem across"
-    yield from aligned_table(
-        ["B_p \\ n", *map(str, across)],
-        [[b, *(steps.get((b, n), "-") for n in across)] for b in down],
-    )
-
-
 def _cells(row: dict[str, Any]) -> list[object]:
-    names = ("problems_per_batch", "rollouts_per_problem", "batch_rollouts", "update_steps", "rollouts", "unused")
-    cells = [row[name] for name in names]
+    cells = [row[name] for name in (*COUNTS, "unused")]
     cells += [f"{row[name]:{form}}" for name, form in (("epochs", ",.2f"), ("learning_rate", ".3g")) if name in row]
     for name in INTERVALS:
         if name in row:
-            low, likely, high = map(format_figure, row[name])
+            low, likely, high = map(_figure, row[name])
             cells.append(f"{likely} ({low}-{high})")
     return cells
-
-
-def document(plan: Grid, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole plan, to be written as JSON."""
-    return {
-        "rollouts": plan.constraints.rollouts,
-        "max_batch": plan.constraints.max_batch,
-        "cells": [{name: value for name, value in row.items() if name != "assumptions"} for row in rows],
-        "assumptions": list(rows[0].get("assumptions", ())),
-        "left_out": [asdict(out) for out in plan.left_out],
-    }

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,18 +24,17 @@ from ..contract.errors import printable
 from ..errors import BudgetError, finite, reason
 from ..ledger.counts import Counts
 from ..ledger.ledger import MOST_SHARES, History, Ledger
-from ..ledger.limits import LIMITS, Limits, Standing
+from ..ledger.limits import LIMITS, Limits
 from ..ledger.meter import Hook
 from ..ledger.store import Lock
 from ..trainers.counting import StepCounts
 from ..trainers.doctor import foreseen, joined, lacking, progress_of, reader_of, settings_of
 from ..trainers.live import LiveLog
 from ..trainers.logs.log import Log
-from ..trainers.registry import trainer
 from ..trainers.settings import configuration
 from ..trainers.trainer import LogReader
 from .show import budget_lines
-from .text import add_log_arguments, number, whole
+from .text import add_log_arguments, live_log, number, whole
 
 AT_BUDGET = 3
 """Exit status where the command was ended at its budget."""
@@ -43,17 +42,15 @@ SHORTEST, LONGEST, SHARE = 0.2, 5.0, 5
 """Seconds between two looks at the log: at least and at most so many, and so many times what the last look took."""
 
 
-def follow(
-    command: Command, charging: Charging, *, silence: float = 600.0, say: Callable[[str], None] = print
-) -> tuple[int, str, str]:
+def follow(command: Command, charging: Charging, *, silence: float) -> tuple[int, str]:
     """Run a command until it ends or its next step does not fit.
 
     Args:
         silence: Seconds without a new entry in the log after which a warning is said.
 
     Returns:
-        Its exit status, or the negative number of the signal that ended it; why it was ended at its budget, or an empty
-        text; and the signals that it was sent.
+        Its exit status, or the negative number of the signal that ended it; and why it was ended at its budget, or an
+        empty text.
 
     Raises:
         BudgetError: Nothing was started, since nothing could be counted or no step fits; or the command was ended,
@@ -67,7 +64,7 @@ def follow(
             charging.start_clock()
             command.start()
             try:
-                outcome = _watch(command, charging, silence, say)
+                outcome = _watch(command, charging, silence)
             except BaseException:
                 # Nobody would hold it to its budget any more.
                 while command.wait(SHORTEST) is None:
@@ -81,9 +78,9 @@ def follow(
             charging.close()
 
 
-def _watch(command: Command, charging: Charging, silence: float, say: Callable[[str], None]) -> tuple[int, str, str]:
+def _watch(command: Command, charging: Charging, silence: float) -> tuple[int, str]:
     reason, problem, lagged = "", None, False
-    status, heard, interval = None, time.monotonic(), SHORTEST
+    heard, interval = time.monotonic(), SHORTEST
     while (status := command.wait(interval)) is None:
         began = time.monotonic()
         if problem is None:
@@ -92,24 +89,24 @@ def _watch(command: Command, charging: Charging, silence: float, say: Callable[[
                     heard = time.monotonic()
             except BudgetError as error:
                 problem = error
-                say(f"the command is ended, since what it generates cannot be counted: {error}")
+                _say(f"the command is ended, since what it generates cannot be counted: {error}")
         if not lagged and charging.interval > 1:
             lagged = True
-            say(
+            _say(
                 f"the log has an entry every {charging.interval} steps, so that the command may generate for as many "
                 "after the last one that fits: log every step"
             )
         if not reason and problem is None and (reason := charging.refusal()):
-            say(f"the command is ended: {reason}")
+            _say(f"the command is ended: {reason}")
         if reason or problem is not None:
             command.end()
         elif time.monotonic() - heard > silence:
             heard = time.monotonic()
-            say(f"nothing new was logged for {silence:g} seconds, and nothing is counted: {charging.standstill()}")
+            _say(f"nothing new was logged for {silence:g} seconds, and nothing is counted: {charging.standstill()}")
         interval = min(max(SHORTEST, SHARE * (time.monotonic() - began)), SHORTEST if command.sent else LONGEST)
     if problem is not None:
         raise problem
-    return status, reason, ", then ".join(command.sent)
+    return status, reason
 
 
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -117,19 +114,17 @@ PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
 class Command:
-    """A command, the processes of its group, and their orderly end: a signal, SIGTERM, SIGKILL; ``sent`` names them."""
+    """A command, the processes of its group, and their orderly end by signals, whose names are in ``sent``.
 
-    def __init__(self, words: Sequence[str], *, first: signal.Signals = signal.SIGINT, grace: float = 60.0) -> None:
-        """Take what is to be started.
+    These are ``first``, after ``grace`` seconds SIGTERM, and after as many again SIGKILL.
+    """
 
-        Args:
-            first: Signal that asks the command to end.
-            grace: Seconds that it has to do so before SIGTERM, and then again before SIGKILL.
-        """
+    def __init__(self, words: Sequence[str], *, first: signal.Signals, grace: float) -> None:
         self.words, self.sent = list(words), list[str]()
-        self._left = [first, *(number for number in (signal.SIGTERM, signal.SIGKILL) if number is not first)]
+        self._left = list(dict.fromkeys((first, signal.SIGTERM, signal.SIGKILL)))
         self._grace, self._next = grace, 0.0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes]
+        self._group = 0
 
     def start(self) -> None:
         """Start it, with this process's input, output and environment."""
@@ -137,13 +132,12 @@ class Command:
             self._process = subprocess.Popen(self.words, start_new_session=True)
         except (OSError, ValueError) as error:
             raise BudgetError(f"{self.words[0]}: cannot be started ({reason(error)})") from None
+        self._group = self._process.pid
 
     def wait(self, seconds: float) -> int | None:
         """Wait for its first process; returns its exit status, of a signal the negative number, or None if it runs."""
-        if self._process is None:
-            return None
         try:
-            return self._process.wait(max(seconds, 0.0))
+            return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
@@ -167,23 +161,21 @@ class Command:
 
     def send(self, number: int) -> bool:
         """Send a signal to every process of its group that is left; returns whether it was started."""
-        if self._process is not None:
+        if self._group:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
-        return self._process is not None
+                os.killpg(self._group, number)
+        return bool(self._group)
 
     def runs(self) -> bool:
         """Return whether a process of its group is left, once the first one was waited for."""
-        if self._process is None:
-            return False
         try:
-            os.killpg(self._process.pid, 0)
+            os.killpg(self._group, 0)
         except ProcessLookupError:
             return False
         except PermissionError:
             return True
         # Where nobody waits for orphans, as in many containers, they stay as zombies.
-        return not Path("/proc/self/stat").exists() or _living(self._process.pid)
+        return not Path("/proc/self/stat").exists() or _living(self._group)
 
 
 @contextmanager
@@ -244,16 +236,14 @@ class Charging(Hook):
         *,
         run_id: str | None,
         limits: Limits,
-        shared: Mapping[str, Any] | None = None,
-        given: Mapping[str, str] | None = None,
-        devices: int = 1,
-        say: Callable[[str], None] = print,
+        shared: Mapping[str, Any],
+        given: Mapping[str, str],
+        devices: int,
     ) -> None:
         super().__init__(path, limits, run_id=run_id, devices=devices)
         self.last: int | None = None
         self.interval = 1
-        self._live, self._say = live, say
-        self._shared, self._given = dict(shared or {}), dict(given or {})
+        self._live, self._shared, self._given = live, shared, given
         self._lock: Lock | None = None
         self._history = History.read(path) if path.exists() else History(where=str(path))
         self._new = not (self._history.last_step or self._history.device_seconds or self._history.totals().paid)
@@ -275,10 +265,9 @@ class Charging(Hook):
             self._following = self._live.trainer.parse(settings).batch_rollouts or 1
             missing = foreseen(self._live.trainer, self._live.source, self._shared, self._given)
             if missing and not seen.logs:
-                self._say(f"{lacking(self._live.source, missing)}, or the command is ended if its log lacks them, too")
-        progressed = None
-        if not self._new and len(seen.logs) == 1:
-            progressed = self._progress(seen.logs[0])
+                _say(f"{lacking(self._live.source, missing)}, or the command is ended if its log lacks them, too")
+        progressed = self._progress(seen.logs[0]) if not self._new and len(seen.logs) == 1 else None
+        if progressed is not None:
             self._following = progressed.following or self._following
         # Where it will go on is not known yet, and with it what of the work up to here is used.
         refused = self.refusal() if self.limits.counted == "paid" or self._new else ""
@@ -307,11 +296,10 @@ class Charging(Hook):
         if len(ours) != 1:
             return False
         log = self._with_beginning(ours[0])
-        first = self._first_new(log)
-        if self.last is not None and log.restarts and self._starts != (log.restarts, log.notes):
+        first, starts = self._first_new(log), (log.restarts, log.notes)
+        if self.last is not None and log.restarts and self._starts != starts:
             # The command started its trainer again.
             first = log.restarts[-1]
-        starts = (log.restarts, log.notes)
         if not seen.settled and ended:
             # It may have been killed while it logged.
             with suppress(BudgetError):
@@ -322,13 +310,6 @@ class Charging(Hook):
         """Why the next step may not be taken; empty if it may."""
         after = self.last if self.last is not None else self._history.last_step
         return self.standing.admission(after + 1, self._following).reason
-
-    @property
-    def standing(self) -> Standing:
-        """Spending so far; until the log shows where the command resumed, the ledger's own sums."""
-        if self._ledger is not None:
-            return super().standing
-        return Standing.of(self.limits, self._history.totals(), self._history.device_seconds + self._seconds())
 
     def close(self) -> None:
         """Charge the rest of the time, and close the ledger."""
@@ -370,10 +351,7 @@ class Charging(Hook):
 
     def _charge(self, progressed: StepCounts) -> bool:
         """Charge the steps after those that were charged, and return whether there was one."""
-        before = self.last
-        if self._ledger is None or before is None:
-            return False
-        logged = 0
+        before, logged = self.last or 0, 0
         for point in progressed.points:
             if point.step <= before:
                 logged = point.logged
@@ -389,7 +367,7 @@ class Charging(Hook):
             first = before + 1 if steps <= MOST_SHARES else point.step
             self.charge(first, {"trained": new}, shares=shares)
             self.interval, logged, before = point.logged - logged, point.logged, point.step
-        charged, self.last = before != self.last, before
+        charged, self.last = before != (self.last or 0), before
         return charged
 
     def _catch_up(self, progressed: StepCounts) -> None:
@@ -397,7 +375,7 @@ class Charging(Hook):
         self.last = self._history.last_step
         self.open("last")
         self._charge(progressed)
-        self._say(
+        _say(
             f"{self.path}: steps {self._history.last_step + 1} to {self.last} are in the log and in no charge, as when "
             "the command went on after the one that followed it was killed; they are charged now"
         )
@@ -410,9 +388,9 @@ class Charging(Hook):
         return super().open(resumed_from)
 
     def _unlock(self) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.release()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def _with_beginning(self, log: Log) -> Log:
         """A log with the beginning of its run, where an earlier attempt logged that to another or an older file."""
@@ -505,18 +483,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
     """Follow the command, and sum up."""
-    limits = Limits.given(**{name: getattr(arguments, name) for name in LIMITS})
-    given = dict(arguments.constants)
-    known = None if arguments.trainer is None else trainer(arguments.trainer)
     charging = Charging(
-        LiveLog(arguments.log, known, step_column=given.get("step_column")),
+        live_log(arguments.log, arguments),
         arguments.ledger,
         run_id=arguments.run_id,
-        limits=limits,
+        limits=Limits.given(**{name: getattr(arguments, name) for name in LIMITS}),
         shared=configuration(arguments.config),
-        given=given,
+        given=dict(arguments.constants),
         devices=arguments.devices,
-        say=_say,
     )
     if shutil.which(arguments.command[0]) is None:
         raise BudgetError(f"{arguments.command[0]}: there is no such command")
@@ -524,11 +498,12 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if name not in signal.Signals.__members__:
         raise BudgetError(f"--signal is {arguments.signal}; it must be the name of a signal, such as SIGINT")
     command = Command(arguments.command, first=signal.Signals[name], grace=grace)
-    status, why, sent = follow(command, charging, silence=finite(arguments.silence, "--silence"), say=_say)
+    status, why = follow(command, charging, silence=finite(arguments.silence, "--silence"))
     # As a shell would have it: 128 plus a signal's number.
     arguments.exit_status = AT_BUDGET if why else status if status >= 0 else 128 - status
     after = "before anything was logged" if charging.last is None else f"after step {charging.last:,}"
     how = f"status {status}" if status >= 0 else signal.Signals(-status).name
+    sent = ", then ".join(command.sent)
     said = f"ended at its budget {after} ({sent}; the command ended with {how}): {why}"
     yield f"{arguments.ledger}: {said if why else f'the command ended by itself {after}, with {how}'}"
     yield from budget_lines(History.read(arguments.ledger))

@@ -14,7 +14,7 @@ from ..ledger.counts import COHORTS, TRAINING_COHORTS
 from ..ledger.fold import COUNTED
 from ..ledger.ledger import GROUPS, Account, History, account
 from ..ledger.limits import Standing
-from .text import SOURCES, aligned_table, write_json
+from .text import aligned_table, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,7 +26,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "what was generated and lost when a run was killed; their sum is what was paid for.",
         epilog="example: isocompute-budget show runs --by cohort --attempts",
     )
-    show.add_argument("sources", nargs="+", metavar="LEDGER", help=SOURCES)
+    said = "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
+    show.add_argument("sources", nargs="+", metavar="LEDGER", help=said)
     show.add_argument("--by", choices=GROUPS, default="cohort", help="what to sum by (default: %(default)s)")
     show.add_argument(
         "--attempts", action="store_true", help="also say when and where each attempt began, and what it went on after"
@@ -56,16 +57,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         header += [name.replace("_", " "), "+ lost", "= paid"]
     yield from aligned_table(header, [*rows, *totals])
     if arguments.json is not None:
-        write_json(
-            _document(total, arguments.by, [dict(zip(sums.columns, row, strict=True)) for row in rows]), arguments.json
-        )
-
-
-def _document(total: Account, by: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of ``show``; a ledger table holds no attempts, device time or limits."""
-    return {
-        "runs": sorted(total.ledger["run_id"].unique()),
-        "ledgers": [
+        ledgers = [
             {
                 "file": history.where,
                 "run_id": history.run_id,
@@ -74,11 +66,10 @@ def _document(total: Account, by: str, rows: list[dict[str, Any]]) -> dict[str, 
                 "limits": None if history.limits is None else asdict(history.limits),
             }
             for history in total.histories
-        ],
-        "tables": list(total.tables),
-        "by": by,
-        "rows": rows,
-    }
+        ]
+        document = {"runs": sorted(total.ledger["run_id"].unique()), "ledgers": ledgers, "tables": list(total.tables)}
+        by_column = [dict(zip(sums.columns, row, strict=True)) for row in rows]
+        write_json({**document, "by": arguments.by, "rows": by_column}, arguments.json)
 
 
 def _attempts(history: History) -> list[dict[str, Any]]:
@@ -108,7 +99,7 @@ def budget_lines(history: History) -> Iterable[str]:
     if history.limits is None:
         return
     standing = Standing.of(history.limits, history.totals(), history.device_seconds)
-    used, lost, spent, limits = standing.used, standing.lost, history.device_seconds, history.limits
+    used, lost, limits = standing.used, standing.lost, history.limits
     for name in ("rollouts", "response_tokens"):
         limit = getattr(limits, name)
         if limit is not None:
@@ -118,13 +109,10 @@ def budget_lines(history: History) -> Iterable[str]:
             if limits.counted == "used":
                 line = f"paid {paid:,} {said}: {own:,} used, of {limit:,} ({own / limit:.1%}), and {gone:,} lost"
             yield line + _overshoot(getattr(standing.counted, name) - limit, ",")
-    if limits.device_seconds is not None:
-        line = f"paid {spent:,.0f} of {limits.device_seconds:,.0f} device-seconds ({spent / limits.device_seconds:.1%})"
-        yield line + _overshoot(spent - limits.device_seconds, ",.0f")
-    if limits.money is not None:
-        cost = standing.money
-        line = f"paid {cost:,.2f} of {limits.money:,.2f} in money ({cost / limits.money:.1%})"
-        yield line + _overshoot(cost - limits.money, ",.2f")
+    of_devices = (limits.device_seconds, standing.device_seconds, ",.0f", "device-seconds")
+    for limit, cost, form, unit in (of_devices, (limits.money, standing.money, ",.2f", "in money")):
+        if limit is not None:
+            yield f"paid {cost:{form}} of {limit:{form}} {unit} ({cost / limit:.1%}){_overshoot(cost - limit, form)}"
 
 
 def _overshoot(over: float, form: str) -> str:

@@ -16,10 +16,8 @@ from ..planning.diagnosis import Series
 from ..planning.signal import SPREAD, share_alike, share_counted, share_spread, spread_of
 from ..trainers.course import course_of, plain_course
 from ..trainers.doctor import settings_of
-from ..trainers.live import LiveLog
-from ..trainers.registry import trainer
 from ..trainers.settings import configuration, parse_value
-from .text import add_log_arguments, aligned_table, number, whole_numbers, write_json
+from .text import add_log_arguments, aligned_table, live_log, number, only_log, whole_numbers, write_json
 
 SIZES, MOST = (2, 4, 8, 16, 32, 64, 128), 4_096
 
@@ -182,26 +180,18 @@ def _of_table(source: str) -> Rates:
 
 def _of_log(arguments: argparse.Namespace) -> Rates:
     """What a log had, and the spread of pass rates that explains it."""
-    source, given = arguments.log, dict(arguments.constants)
-    known = None if arguments.trainer is None else trainer(arguments.trainer)
-    live = LiveLog(source, known, step_column=given.get("step_column"))
-    logs = live.look().logs
-    if len(logs) > 1:
-        names = ", ".join(log.name for log in logs)
-        raise BudgetError(f"{source}: holds {len(logs)} runs, of which one is read at a time: {names}")
-    if not logs and (live.problem or not Path(source).is_file()):
-        raise BudgetError(live.problem or f"{source}: no run of a trainer that is known is logged there")
-    if logs and live.trainer is not None:
-        settings = settings_of(logs[0], configuration(arguments.config), given)
-        course = course_of(logs[0], live.trainer, settings=settings)
-    else:
+    source, given, live = arguments.log, dict(arguments.constants), live_log(arguments.log, arguments)
+    log = only_log(live)
+    if log is None:
         course = plain_course(source)
+    else:
+        course = course_of(log, live.trainer, settings=settings_of(log, configuration(arguments.config), given))
     if not course.rates:
         why = "rewards are not all between 0 and 1" if course.training else "no reward of training is read"
         raise BudgetError(f"{source}: {why}, so that pass rates are not known")
-    n = course.n if logs else parse_value(given.get("n", ""))
+    n = course.n if log else parse_value(given.get("n", ""))
     if not isinstance(n, int) or n < 2:
-        how = "--config, or --set by the trainer's own name" if logs else "--set n=NUMBER"
+        how = "--config, or --set by the trainer's own name" if log else "--set n=NUMBER"
         raise BudgetError(f"{source}: n is {n or 'not known'}, and a group has 2 or more; say it with {how}")
     logged = {}
     for name, fifth in (("first fifth", 0), ("last fifth", 4)):

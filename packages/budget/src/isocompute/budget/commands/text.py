@@ -15,10 +15,9 @@ from ..contract.command_line import amount
 from ..contract.errors import printable
 from ..contract.files import write_text
 from ..errors import LARGEST, BudgetError, shorten
-from ..trainers.registry import READERS
-
-SOURCES = "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
-"""The sources that ``account`` reads, for help texts."""
+from ..trainers.live import LiveLog
+from ..trainers.logs.log import Log
+from ..trainers.registry import READERS, trainer
 
 
 def whole(text: str) -> int:
@@ -75,6 +74,27 @@ def add_log_arguments(parser: argparse._ActionsContainer, *, of_runs: bool = Fal
     kind, form = (assignment_of_run, "[RUN:]NAME=VALUE") if of_runs else (assignment, "NAME=VALUE")
     said = "what neither log nor configuration say: questions=300, or a setting by the trainer's own name"
     parser.add_argument("--set", dest="constants", action="append", default=[], type=kind, metavar=form, help=said)
+
+
+def live_log(source: str, arguments: argparse.Namespace) -> LiveLog:
+    """A log that may still be written, read as ``add_log_arguments`` say."""
+    known = None if arguments.trainer is None else trainer(arguments.trainer)
+    return LiveLog(source, known, step_column=dict(arguments.constants).get("step_column"))
+
+
+def only_log(live: LiveLog) -> Log | None:
+    """The one run that a source holds; None where no run of a trainer that is known is logged there.
+
+    Raises:
+        BudgetError: It holds several, or one that cannot be read.
+    """
+    logs = live.look().logs
+    if len(logs) > 1:
+        names = ", ".join(log.name for log in logs)
+        raise BudgetError(f"{live.source}: holds {len(logs)} runs, of which one is read at a time: {names}")
+    if not logs and (live.problem or not Path(live.source).is_file()):
+        raise BudgetError(live.problem or f"{live.source}: no run of a trainer that is known is logged there")
+    return logs[0] if logs else None
 
 
 def assignment_of_run(text: str) -> tuple[str, str, str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from operator import add, sub
 from typing import TYPE_CHECKING
 
@@ -63,10 +63,8 @@ class Counts:
 def unchecked_counts(rollouts: int, prompt_tokens: int, response_tokens: int) -> Counts:
     """Counts that are sums of counts: validated when those were made, and without an upper limit."""
     total = object.__new__(Counts)
-    put = object.__setattr__
-    put(total, "rollouts", rollouts)
-    put(total, "prompt_tokens", prompt_tokens)
-    put(total, "response_tokens", response_tokens)
+    for name, number in zip(Counts.__slots__, (rollouts, prompt_tokens, response_tokens), strict=True):
+        object.__setattr__(total, name, number)
     return total
 
 
@@ -77,62 +75,37 @@ def split(counts: Counts, shares: Sequence[int]) -> list[Counts]:
         shares: Of each part, at least 1. Sums of the first parts are rounded down, so that the last part is never
             empty where a count is not 0.
     """
-    total, before, taken = sum(shares), Counts(), 0
-    parts = []
-    for share in shares:
-        taken += share
-        until = unchecked_counts(*(count * taken // total for count in counts.each))
-        parts.append(until - before)
-        before = until
-    return parts
+    taken = list(accumulate(shares))
+    until = [unchecked_counts(*(count * so_far // taken[-1] for count in counts.each)) for so_far in taken]
+    return [after - before for before, after in pairwise([Counts(), *until])]
 
 
 def charged_counts(charged: Mapping[str, Counts] | pl.DataFrame) -> Mapping[str, Counts]:
     """Return a charge as counts by cohort: it is that, or a table as ``counts_by_cohort`` takes it."""
-    if isinstance(charged, Mapping):
-        unknown = next((cohort for cohort in charged if cohort not in COHORTS), None)
-        if unknown is not None:
-            raise BudgetError(f"{unknown!r} is not a cohort; the cohorts are {', '.join(COHORTS)}")
-        return charged
-    # A caller with a polars table has loaded polars; a run that charges plain counts never needs it.
-    polars = sys.modules.get("polars")
-    if polars is None or not isinstance(charged, polars.DataFrame):
-        raise BudgetError(f"what is charged is {shorten(charged)}; it must be counts by cohort or a rollouts table")
-    return counts_by_cohort(charged)
+    if not isinstance(charged, Mapping):
+        return counts_by_cohort(charged)
+    for unknown in (cohort for cohort in charged if cohort not in COHORTS):
+        raise BudgetError(_no_cohort(unknown))
+    return charged
 
 
 def counts_by_cohort(rollouts: pl.DataFrame) -> dict[str, Counts]:
-    """Count the rollouts and the tokens of each cohort.
+    """Count the rollouts and the tokens of each cohort that occurs, in the order of ``COHORTS``.
 
     Args:
         rollouts: One row per response: ``cohort`` (one of ``COHORTS``), ``prompt_ids`` and ``response_ids`` (lists of
             token ids). Other columns are ignored.
 
-    Returns:
-        Counts of the cohorts that occur, in the order of ``COHORTS``; none for a table without rows.
-
     Raises:
         BudgetError: A column is missing or of the wrong type, a cohort is null or unknown, or a list is null.
     """
+    # A run that charges plain counts does not need it.
     import polars as pl
 
+    if not isinstance(rollouts, pl.DataFrame):
+        raise BudgetError(f"what is charged is {shorten(rollouts)}; it must be counts by cohort or a rollouts table")
     if rollouts.is_empty():
         return {}
-    _check_rollouts(rollouts)
-    # Lengths are unsigned 32-bit numbers, whose sum could overflow.
-    lengths = [pl.col(name).list.len().cast(pl.Int64).sum() for name in TOKEN_COLUMNS]
-    sums = rollouts.group_by(pl.col("cohort").cast(pl.String)).agg(pl.len(), *lengths)
-    counts = {
-        cohort: Counts(rollouts=rows, prompt_tokens=prompt, response_tokens=response)
-        for cohort, rows, prompt, response in sums.iter_rows()
-    }
-    return {cohort: counts[cohort] for cohort in COHORTS if cohort in counts}
-
-
-def _check_rollouts(rollouts: pl.DataFrame) -> None:
-    """Check the columns that are counted."""
-    import polars as pl
-
     missing = [name for name in ("cohort", *TOKEN_COLUMNS) if name not in rollouts.columns]
     if missing:
         raise BudgetError(
@@ -143,13 +116,16 @@ def _check_rollouts(rollouts: pl.DataFrame) -> None:
         if not isinstance(rollouts[name].dtype, pl.List):
             raise BudgetError(f"the column {name} of the rollouts is {rollouts[name].dtype}, not lists of token ids")
     for name in ("cohort", *TOKEN_COLUMNS):
-        if rollouts[name].null_count():
-            row = rollouts[name].is_null().arg_true()[0]
+        for row in rollouts[name].is_null().arg_true()[:1]:
             raise BudgetError(f"row {row + 1} of the rollouts has no {name}")
     cohorts = rollouts["cohort"].cast(pl.String)
-    unknown = (~cohorts.is_in(COHORTS)).arg_true()
-    if len(unknown):
-        row = unknown[0]
-        raise BudgetError(
-            f"row {row + 1} of the rollouts: {cohorts[row]!r} is not a cohort; the cohorts are {', '.join(COHORTS)}"
-        )
+    for row in (~cohorts.is_in(COHORTS)).arg_true()[:1]:
+        raise BudgetError(f"row {row + 1} of the rollouts: {_no_cohort(cohorts[row])}")
+    # Lengths are unsigned 32-bit numbers, whose sum could overflow.
+    lengths = [pl.col(name).list.len().cast(pl.Int64).sum() for name in TOKEN_COLUMNS]
+    sums = {cohort: counted for cohort, *counted in rollouts.group_by(cohorts).agg(pl.len(), *lengths).iter_rows()}
+    return {cohort: unchecked_counts(*sums[cohort]) for cohort in COHORTS if cohort in sums}
+
+
+def _no_cohort(name: str) -> str:
+    return f"{name!r} is not a cohort; the cohorts are {', '.join(COHORTS)}"

@@ -82,12 +82,12 @@ class Totals:
     @property
     def used(self) -> Counts:
         """C_used: the training cohorts of the surviving attempts, which the budget is charged with."""
-        return _total_of(self.canonical[cohort] for cohort in TRAINING_COHORTS)
+        return sum((self.canonical[cohort] for cohort in TRAINING_COHORTS), Counts())
 
     @property
     def lost_training(self) -> Counts:
         """The training cohorts of lost work."""
-        return _total_of(self.lost[cohort] for cohort in TRAINING_COHORTS)
+        return sum((self.lost[cohort] for cohort in TRAINING_COHORTS), Counts())
 
     @property
     def paid_training(self) -> Counts:
@@ -97,7 +97,7 @@ class Totals:
     @property
     def paid(self) -> Counts:
         """Everything generated: all cohorts, survived or lost."""
-        return _total_of(self.canonical.values()) + _total_of(self.lost.values())
+        return sum((*self.canonical.values(), *self.lost.values()), Counts())
 
 
 def begin(sql: sqlite3.Connection, resumed_from: int, *, began: str, host: str, job: str | None, salt: str) -> int:
@@ -183,7 +183,3 @@ def _lose(sql: sqlite3.Connection, which: str, *values: Any) -> None:
 def _add(sql: sqlite3.Connection, table: str, rows: str, values: Sequence[Any]) -> None:
     added = ", ".join(f"{name} = {name} + excluded.{name}" for name in COUNTED)
     sql.execute(f"INSERT INTO {table} {rows} ON CONFLICT ({_KEYS[table]}) DO UPDATE SET {added}", values)
-
-
-def _total_of(counts: Iterable[Counts]) -> Counts:
-    return sum(counts, Counts())

@@ -284,7 +284,6 @@ def _begin(
         began=datetime.now(UTC).isoformat(timespec="seconds"),
         host=socket.gethostname(),
         job=job,
-        # Two runs that charge the same are not taken for copies of each other.
         salt=secrets.token_hex(8),
     )
     return attempt, step, before, fold.totals(sql)
@@ -311,9 +310,9 @@ def _step(path: Path, resumed_from: int | Literal["last"] | None, last: int, bef
         return last
     if resumed_from is None:
         if last or charged:
-            survives = bool(last or any(before.canonical.values()))
+            kept = f" up to step {last}" if last or any(before.canonical.values()) else ", all of them lost"
             raise LedgerError(
-                f"{path}: has charges{f' up to step {last}' if survives else ', all of them lost'}: say which this "
+                f"{path}: has charges{kept}: say which this "
                 "attempt keeps, resumed_from='last' all, resumed_from=STEP those up to a checkpoint's, resumed_from=0 "
                 "none; the rest becomes lost work"
             )
@@ -332,16 +331,12 @@ def _tell_of_losses(path: Path, attempt: int, step: int, before: Totals, after: 
     training = after.lost_training.rollouts - before.lost_training.rollouts
     other = lost[1] - lost[0] - training
     if training or other:
-        LOGGER.log(
-            logging.WARNING if training else logging.INFO,
-            "%s: attempt %d goes on after step %d, so what was charged to later steps is lost work from now on: "
-            "%s rollouts for training and %s of evaluations and pilots, which were paid for",
-            path,
-            attempt,
-            step,
-            f"{training:,}",
-            f"{other:,}",
+        message = (
+            f"{path}: attempt {attempt} goes on after step {step}, so what was charged to later steps is lost work "
+            f"from now on: {training:,} rollouts for training and {other:,} of evaluations and pilots, which "
+            "were paid for"
         )
+        LOGGER.log(logging.WARNING if training else logging.INFO, "%s", message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ from .fold import Totals
 Counted = Literal["paid", "used"]
 LIMITS = ("rollouts", "response_tokens", "device_hours", "money", "price_per_device_hour", "counted")
 """Names of what ``Limits.given`` takes."""
+LIMITED = ("rollouts", "response_tokens", "device_seconds", "money")
+"""What ``Limits`` may limit, whole numbers first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +43,18 @@ class Limits:
     def __post_init__(self) -> None:
         if self.counted not in get_args(Counted):
             raise BudgetError(f"the limits count {self.counted!r}; they count 'paid' or 'used'")
-        for name in ("rollouts", "response_tokens"):
-            value = getattr(self, name)
+        for name in (*LIMITED, "price_per_device_hour"):
+            value, said = getattr(self, name), f"the limit on {name}" if name in LIMITED else name
             if value is not None:
-                object.__setattr__(self, name, whole(value, f"the limit on {name}", least=1))
-        for name in ("device_seconds", "money", "price_per_device_hour"):
-            value = getattr(self, name)
-            if value is not None:
-                said = name if name == "price_per_device_hour" else f"the limit on {name}"
-                object.__setattr__(self, name, finite(value, said))
+                checked = whole(value, said, least=1) if name in LIMITED[:2] else finite(value, said)
+                object.__setattr__(self, name, checked)
         if self.money is not None and self.price_per_device_hour is None:
             raise BudgetError("a limit on money needs price_per_device_hour, the price of an hour of a device")
 
     @classmethod
     def given(cls, *, device_hours: float | None = None, **limits: Any) -> Limits:
         """Limits as they are given to a trainer, at least one: hours of devices, whole numbers also as 1e6."""
-        for name in ("rollouts", "response_tokens"):
+        for name in LIMITED[:2]:
             value = limits.get(name)
             limits[name] = int(value) if isinstance(value, float) and value.is_integer() else value
         seconds = None if device_hours is None else finite(device_hours, "the limit on device_hours") * 3600
@@ -66,7 +64,7 @@ class Limits:
 
     def require_one(self) -> None:
         """Refuse to hold a run to nothing."""
-        if all(limit is None for limit in (self.rollouts, self.response_tokens, self.device_seconds, self.money)):
+        if all(getattr(self, name) is None for name in LIMITED):
             raise BudgetError("there is no limit to hold the run to: no rollouts, response_tokens, time or money")
 
 
@@ -123,7 +121,7 @@ class Standing:
     @property
     def money(self) -> float:
         """The price of the device time; 0 without one."""
-        return self.device_seconds / 3600 * (self.limits.price_per_device_hour or 0.0)
+        return self.device_seconds * (self.limits.price_per_device_hour or 0.0) / 3600
 
     def metrics(self) -> dict[str, float]:
         """Metrics for a trainer's log: rollouts used and paid for, and how far the nearest limit is used up."""
@@ -150,27 +148,21 @@ class Standing:
             rollouts: Rollouts that the step would generate for training; 0 in a step that goes on with what it has,
                 which only device time and money can refuse.
         """
-        reason, limits = "", self.limits
+        limits, taken, tokens = self.limits, self.held.rollouts, self.held.response_tokens
         # Where nothing was lost, what was used and what was paid for are one.
         with_lost = limits.counted == "paid" and bool(self.lost)
-        taken, tokens = self.held.rollouts, self.held.response_tokens
+        lost, lost_tokens = (f" ({n:,} of them lost)" if with_lost else "" for n in self.lost.each[::2])
         if limits.rollouts is not None and rollouts and taken + rollouts > limits.rollouts:
-            reason = (
-                f"step {step} would take the run from {taken:,}"
-                f"{f' ({self.lost.rollouts:,} of them lost)' if with_lost else ''} to {taken + rollouts:,} rollouts"
-                f"{' paid for' if with_lost else ''}, and the budget is {limits.rollouts:,}"
-            )
+            then = f"{taken + rollouts:,} rollouts{' paid for' if with_lost else ''}"
+            reason, most = f"step {step} would take the run from {taken:,}{lost} to {then}", f"{limits.rollouts:,}"
         elif limits.response_tokens is not None and rollouts and tokens >= limits.response_tokens:
-            reason = (
-                f"the run has generated {tokens:,} response tokens"
-                f"{f' ({self.lost.response_tokens:,} of them lost)' if with_lost else ''} before step {step}, and the "
-                f"budget is {limits.response_tokens:,}"
-            )
+            reason = f"the run has generated {tokens:,} response tokens{lost_tokens} before step {step}"
+            most = f"{limits.response_tokens:,}"
         elif limits.device_seconds is not None and self.device_seconds >= limits.device_seconds:
-            reason = (
-                f"the run has taken {self.device_seconds:,.0f} device-seconds before step {step}, and the budget is "
-                f"{limits.device_seconds:,.0f}"
-            )
+            reason = f"the run has taken {self.device_seconds:,.0f} device-seconds before step {step}"
+            most = f"{limits.device_seconds:,.0f}"
         elif limits.money is not None and self.money >= limits.money:
-            reason = f"the run has cost {self.money:,.2f} before step {step}, and the budget is {limits.money:,.2f}"
-        return Admission(admitted=not reason, reason=reason)
+            reason, most = f"the run has cost {self.money:,.2f} before step {step}", f"{limits.money:,.2f}"
+        else:
+            return Admission(admitted=True)
+        return Admission(admitted=False, reason=f"{reason}, and the budget is {most}")

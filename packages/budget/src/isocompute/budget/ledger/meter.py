@@ -104,18 +104,20 @@ class Hook:
         if not self.path.exists():
             return Standing(limits=self.limits)
         history = History.read(self.path)
-        standing = Standing.of(self.limits, history.totals(resumed_from=step), history.device_seconds)
+        seconds = history.device_seconds + self._seconds()
+        standing = Standing.of(self.limits, history.totals(resumed_from=step), seconds)
         return replace(standing, lost=standing.lost + under_way(self.path, standing.paid))
 
     def open(self, resumed_from: int | Literal["last"]) -> Ledger:
-        """Begin an attempt after a step, as ``Ledger.open`` does."""
+        """Begin an attempt after a step, as ``Ledger.open`` does; device time counts from now on at the latest."""
+        self._clock = time.monotonic() if self._clock is None else self._clock
         self._ledger = Ledger.open(self.path, run_id=self.run_id, resumed_from=resumed_from)
         self._ledger.note_limits(self.limits)
         return self._ledger
 
     def close(self) -> None:
         """Let another writer in."""
-        ledger, self._ledger = self._ledger, None
+        ledger, self._ledger, self._clock = self._ledger, None, None
         if ledger is not None:
             ledger.close()
 
@@ -123,7 +125,7 @@ class Hook:
         """Charge what was generated, as ``Ledger.charge`` does, and the device time since the last charge."""
         seconds, now = self._seconds(), time.monotonic()
         self.ledger.charge(step, charged, shares=shares, device_seconds=seconds)
-        self._clock = None if self._clock is None else now
+        self._clock = now
 
     def start_clock(self) -> None:
         """Device time counts from now on."""

@@ -9,7 +9,6 @@ share anything.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -129,20 +128,6 @@ class Constraints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """One feasible split, with as many steps as the budget pays for.
-
-    Attributes:
-        unused: Rollouts of the budget that make no further step.
-        epochs: Visits to each problem, or None when their number is not known.
-    """
-
-    allocation: Allocation
-    unused: int
-    epochs: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
     """One split that is not feasible: the limit that it exceeds, in words for all that exceed it, and the numbers."""
 
@@ -152,56 +137,33 @@ class LeftOut:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """All splits that were considered, by B_p and n."""
-
-    constraints: Constraints
-    splits: tuple[Split, ...]
-    left_out: tuple[LeftOut, ...]
-
-    @property
-    def limits(self) -> Sequence[tuple[str, int]]:
-        """Each limit with the number of splits that it left out, most first."""
-        return Counter(out.limit for out in self.left_out).most_common()
-
-
-def grid(constraints: Constraints) -> Grid:
-    """Check every split of the grid."""
+def grid(constraints: Constraints) -> tuple[list[Allocation], list[LeftOut]]:
+    """The feasible splits, by B_p and n, each with as many steps as the budget pays for; and the others."""
     pairs = product(constraints.problems_per_batch, constraints.rollouts_per_problem)
     checked = [_check(constraints, problems, n) for problems, n in pairs]
-    return Grid(
-        constraints=constraints,
-        splits=tuple(split for split in checked if isinstance(split, Split)),
-        left_out=tuple(split for split in checked if isinstance(split, LeftOut)),
-    )
+    return [s for s in checked if isinstance(s, Allocation)], [s for s in checked if isinstance(s, LeftOut)]
 
 
-def _check(limits: Constraints, problems: int, n: int) -> Split | LeftOut:
+def _check(limits: Constraints, problems: int, n: int) -> Allocation | LeftOut:
     """Return a split, or the first limit that it exceeds."""
     batch = problems * n
     steps, over = limits.rollouts // batch, batch % limits.world_size
     epochs = problems * steps / limits.problems if limits.problems else None
-    exceeded = None
     if batch > limits.max_batch:
-        exceeded = f"batches above {limits.max_batch:,} rollouts", f"a batch of {batch:,} rollouts"
+        limit, reason = f"batches above {limits.max_batch:,} rollouts", f"a batch of {batch:,} rollouts"
     elif limits.problems is not None and problems > limits.problems:
-        exceeded = f"more problems in a batch than the {limits.problems:,} there are", f"{problems:,} problems"
+        limit, reason = f"more problems in a batch than the {limits.problems:,} there are", f"{problems:,} problems"
     elif over:
-        whole_batches = f"batches that cannot be split evenly over {limits.world_size} devices"
-        exceeded = whole_batches, f"{batch:,} rollouts leave {over} over"
+        limit = f"batches that cannot be split evenly over {limits.world_size} devices"
+        reason = f"{batch:,} rollouts leave {over} over"
     elif steps < limits.min_steps:
-        exceeded = (
-            f"fewer than {plural(limits.min_steps, 'step')}",
-            f"the budget pays for {plural(steps, 'step')} of {batch:,}",
-        )
+        limit = f"fewer than {plural(limits.min_steps, 'step')}"
+        reason = f"the budget pays for {plural(steps, 'step')} of {batch:,}"
     elif limits.max_epochs is not None and epochs is not None and epochs > limits.max_epochs:
-        exceeded = f"more than {limits.max_epochs:g} epochs", f"each problem would be visited {epochs:,.1f} times"
-    if exceeded is not None:
-        limit, reason = exceeded
-        return LeftOut(problems_per_batch=problems, rollouts_per_problem=n, limit=limit, reason=reason)
-    allocation = Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
-    return Split(allocation=allocation, unused=limits.rollouts - allocation.rollouts, epochs=epochs)
+        limit, reason = f"more than {limits.max_epochs:g} epochs", f"each problem would be visited {epochs:,.1f} times"
+    else:
+        return Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
+    return LeftOut(problems_per_batch=problems, rollouts_per_problem=n, limit=limit, reason=reason)
 
 
 SPREAD = 0.25

@@ -164,8 +164,7 @@ def diagnose(course: Course) -> Diagnosis:
         "learning rate": of_rate,
     }
     names = {"fell": "fell from its peak", "rising": "still rising", "unclear": "cannot say"}
-    verdict = names.get(state, state)
-    change = "cannot say"
+    verdict, change = names.get(state, state), "cannot say"
     if out_of_data:
         verdict, change = "out of data", "D: more problems; until then the best evaluation is the run's result"
     elif main is not None and main.fell_at is not None:

@@ -53,12 +53,7 @@ def spread_lengths(count: int, *, mean: float, longest: int, sigma: float = SIGM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """The work of an engine in a batch.
-
-    Attributes:
-        steps: Decoding steps until its last response ends.
-        tokens: Tokens that it generates.
-    """
+    """The work of an engine in a batch: decoding steps until its last response ends, and tokens that it generates."""
 
     steps: float
     tokens: float
