@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from math import isfinite
 from pathlib import Path
 
 from isocompute.rollout import LocalSource
@@ -115,10 +114,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _number(text: str) -> float:
-    value = float(amount(text))
-    if not isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a finite number")
-    return value
+    return float(amount(text))
 
 
 def figure(given: argparse.Namespace) -> None:
@@ -241,7 +237,6 @@ def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
 
 def repro(preset: Preset) -> int:
     """``dvc repro`` on one Ray head whose workers serve all stages."""
-    from .running.cell_folder import OUT
     from .running.cluster import shared_cluster
 
     before = len(SECONDS.read_text().splitlines()) if SECONDS.exists() else 0
@@ -256,7 +251,7 @@ def repro(preset: Preset) -> int:
 
     send()
     took = [json.loads(line) for line in SECONDS.read_text().splitlines()[before:]] if SECONDS.exists() else []
-    print(closing_summary(preset, OUT, took))
+    print(closing_summary(preset, took))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import fsum, sqrt
@@ -15,7 +14,7 @@ from isocompute.rollout.scoring.evaluation import proportion_error
 from ..errors import ExperimentError
 from ..figures import COLOURS, pyplot, save
 from . import cell_folder
-from .cell_folder import ONLY, PREPARED
+from .cell_folder import ONLY
 from .cells import Cell, Design, Rates, rounded
 
 NOISE = 2.0
@@ -74,7 +73,7 @@ def base_score(problem_set: str, metric: str) -> Score | None:
     """The base model's validation score, of responses that selected nothing; None for a metric that is no mean."""
     if not metric.startswith("avg_"):
         return None
-    found = json.loads((PREPARED / ONLY / "base.json").read_text())[problem_set]["validation"]
+    found = cell_folder.base_score(ONLY, problem_set)
     return Score(score=float(found["fresh"]), standard_error=float(found["fresh_standard_error"]))
 
 
