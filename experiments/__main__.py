@@ -69,9 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.command == "schema":
         print(json.dumps(document_schema(), indent=1, ensure_ascii=False))
         return 0
-    if given.command == "figure":
-        cluster.install()
-        return cluster.exit_code(lambda: figure(given))
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     cluster.install()
@@ -117,17 +114,16 @@ def _number(text: str) -> float:
     return float(amount(text))
 
 
-def figure(given: argparse.Namespace) -> None:
-    """Make a figure of the papers."""
-    from .studies.figures import command
-
-    for line in command.lines(given):
-        print(line, flush=True)
-
-
 def _run(given: argparse.Namespace) -> int:
     if given.command == "send":
         return send()
+    if given.command == "figure":
+        # Imported here, as below: not every command needs what another one does.
+        from .studies.figures import command
+
+        for line in command.lines(given):
+            print(line, flush=True)
+        return 0
     asked = getattr(given, "preset", None)
     path = file_of(asked)
     preset = load(path, preset=asked)
@@ -140,7 +136,6 @@ def _run(given: argparse.Namespace) -> int:
     if given.command == "repro":
         return repro(preset)
     if given.command == "plan":
-        # Imported here, as below: not every command needs what another one does.
         from isocompute.budget.planning.compute import device
 
         from .stages import plan

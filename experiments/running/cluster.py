@@ -388,9 +388,8 @@ class Stopped(KeyboardInterrupt):
     """
 
     def __init__(self, number: int) -> None:
-        self.signal = signal.Signals(number)
         self.exit_code = 128 + number
-        super().__init__(f"stopped by {self.signal.name}")
+        super().__init__(f"stopped by {signal.Signals(number).name}")
 
 
 def exit_code(command: Callable[[], int | None]) -> int:

@@ -22,16 +22,14 @@ NOISE = 2.0
 
 
 def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Score | None) -> tuple[Pilot, list[Cell]]:
-    """Find the learning rates of a problem set; returns the pilots that they were found with, too.
+    """Find the learning rates of a problem set that declares none; returns the pilots that they were found with, too.
 
     Args:
         base: The base model's score, of responses that selected nothing; None where that was not measured in this
             metric: then it is what the cells share as their first evaluation.
     """
     settings, metric = design.sweep.search, design.preset.evaluation.metric
-    if settings is None:
-        where = f"sweep.{design.origin.problem_set}.learning_rate"
-        raise ExperimentError(f"{where} declares a rate: there is nothing to search")
+    assert settings is not None
     cells = design.trials()
     for left in range(settings.extensions, -1, -1):
         run(cells)

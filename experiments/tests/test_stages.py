@@ -1,4 +1,4 @@
-"""What stages print and refuse: prepared base models, difficulty, probes, tests of a prescription, reports."""
+"""What stages print and refuse: prepared base models, difficulty, tests of a prescription, reports."""
 
 import json
 import shutil
@@ -9,19 +9,17 @@ from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout.contract import tables
 from isocompute.rollout.scoring.evaluation import wilson_interval
 
 from experiments.errors import ExperimentError
 from experiments.report import from_other_bases, health, spent, sweep_digest
-from experiments.running.cell_folder import PREPARED, content_hash, write_json
+from experiments.running.cell_folder import PREPARED, write_json
 from experiments.running.cells import problems_hash
 from experiments.settings import PreparedConfig, PreparedModel, Preset, load
 from experiments.stages import frontier, prepare
 from experiments.stages.prepare import score, signal
 from experiments.stages.prescribe import sentence
 from experiments.stages.sweep import setup_of, swept_for
-from experiments.studies.panel.probe import probe
 
 from .made import PARAMS, ROOT, keep
 from .made import spent as charged
@@ -166,36 +164,6 @@ def test_what_was_found_from_other_bases_is_said_of_the_same_sweep_alone(tmp_pat
     longer = tiny.sweep["hard"].model_copy(update={"rollouts": 16384})
     assert from_other_bases(own.model_copy(update={"sweep": {"hard": longer}}), "hard") == ""
     assert from_other_bases(load(PARAMS, "smoke"), "hard") == ""
-
-
-FOLDER = INPUTS / "chains-0"
-
-
-@pytest.fixture(scope="module")
-def probed() -> Preset:
-    own = load(PARAMS, "tiny")
-    resources = own.resources.model_copy(update={"sampler": "transformers"})
-    return own.model_copy(update={"resources": resources, "sweep": {"easy": own.sweep["hard"]}})
-
-
-@pytest.mark.slow
-def test_a_probe_measures_the_signal_of_the_base_model(probed: Preset) -> None:
-    model, problems = FOLDER / "base", tables.read(FOLDER / "easy.parquet", "problems")
-    found = probe(probed, "easy", (str(model), content_hash(model)), problems, rollouts=1000)
-    assert (found.problems, found.responses) == (31, 32)
-    fresh = json.loads((FOLDER / "base.json").read_text())["easy"]["train"]["fresh"]
-    assert abs(found.pass_rate - fresh) < 0.1
-    shares = list(found.groups_with_signal.values())
-    assert shares == sorted(shares)
-    assert f"{shares[0]:.0%} at n = 2" in "\n".join(found.lines())
-
-
-def test_too_few_rollouts_are_refused_before_anything_is_loaded(probed: Preset) -> None:
-    problems = tables.read(FOLDER / "easy.parquet", "problems")
-    with pytest.raises(
-        ExperimentError, match=r"8 training problems with 32 responses each; easy has 256.*enough for 7"
-    ):
-        probe(probed, "easy", ("", ""), problems, rollouts=255)
 
 
 def state(run: str, **changes: Any) -> dict[str, Any]:
