@@ -62,6 +62,11 @@ class Cell:
             {"start": asdict(self.origin), "seed": self.run.seed, "evaluation_samples": self.evaluation_samples}
         )
 
+    @property
+    def update_steps(self) -> int:
+        """M, the steps of its budget."""
+        return self.rollouts // self.run.batch_rollouts
+
     def evals_row(
         self, *, step: int, rollouts: int, tokens: int, questions: int, scores: Mapping[str, float]
     ) -> dict[str, Any]:
@@ -224,11 +229,6 @@ class CommandCell(Cell):
         """The command that trains it."""
         assert isinstance(self.origin.surroundings, CommandSurroundings)
         return self.origin.surroundings
-
-    @property
-    def update_steps(self) -> int:
-        """M, the steps of its budget."""
-        return self.rollouts // self.run.batch_rollouts
 
     @property
     def evaluate_steps(self) -> int:

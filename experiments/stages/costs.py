@@ -208,8 +208,7 @@ class Costs:
 
     def cell(self, option: Option, cell: Cell) -> Spent:
         """The time of a cell, without its evaluations."""
-        steps = cell.rollouts // cell.run.batch_rollouts
-        return self.step(option, cell.run.batch_rollouts, cell.run.rollouts_per_problem).times(steps)
+        return self.step(option, cell.run.batch_rollouts, cell.run.rollouts_per_problem).times(cell.update_steps)
 
     def training(self, option: Option) -> Spent:
         """The time of all cells, those that test the prescription as long for a rollout as the others."""

@@ -106,13 +106,7 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
         most = len(settings.searched()) * len(search.seeds) * search.extensions
         print(f"    pilot: at most {most} more, where the best rate lies at the edge of its grid")
     kinds = Counter(
-        (
-            cell.run.rollouts_per_problem,
-            cell.run.problems_per_batch,
-            cell.rollouts // cell.run.batch_rollouts,
-            cell.learner,
-        )
-        for cell in cells
+        (cell.run.rollouts_per_problem, cell.run.problems_per_batch, cell.update_steps, cell.learner) for cell in cells
     )
     print(f"    {'n':>6} {'B_p':>6} {'B':>8} {'update steps':>13} {'learning rate':>14} {'cells':>6}")
     for (n, size, steps, learner), count in kinds.items():
