@@ -16,7 +16,6 @@ import polars as pl
 from isocompute.rollout.contract import tables
 
 from experiments.running.cell_folder import PREPARED, model_of
-from experiments.running.cells import Generation, Origin, Surroundings, problems_hash
 from experiments.running.measure import measure
 from experiments.running.schedule import workers
 from experiments.settings import load
@@ -36,17 +35,9 @@ def main() -> int:
             with workers(preset, {base: model}) as pool:
                 for name in preset.sweep:
                     table = tables.read(PREPARED / base_model / f"{name}.parquet", "problems")
-                    origin = Origin(
-                        problem_set="",
-                        base_model="",
-                        base=base,
-                        problems=problems_hash(table),
-                        generation=Generation.of(preset),
-                        surroundings=Surroundings.of(preset.resources),
-                    )
                     title, asked = f"{base_model}, {name}", {"samples": arguments.samples, "seed": arguments.seed}
-                    found = measure(pool, table, origin, **asked, phase="baseline", title=title)
-                    _say(title, table.join(found.rates, on="problem_id"), arguments.samples)
+                    rates, _ = measure(pool, table, **asked, phase="baseline", title=title)
+                    _say(title, table.join(rates, on="problem_id"), arguments.samples)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

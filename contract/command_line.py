@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import signal
@@ -16,13 +17,10 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from .errors import IsoComputeError, printable
 from .files import reason_of
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsWrite
 
 
 def run(
@@ -139,6 +137,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and refuse what is unknown here, where its command's options are known."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # In a locale without Unicode, what it cannot encode is escaped.
+                stream.reconfigure(errors="backslashreplace")
         self._words = list(sys.argv[1:] if args is None else args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -172,9 +174,6 @@ class Parser(argparse.ArgumentParser):
             return ""
         near = dict.fromkeys(found for name in unknown for found in get_close_matches(name, known, n=1))
         return f": did you mean {' and '.join(near)}?" if near else ""
-
-    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        super()._print_message(_encodable(message, file or sys.stderr), file)
 
 
 class _PrintCompletion(argparse.Action):
@@ -225,20 +224,14 @@ def _version(package: str) -> str:
 
 def _write(line: str) -> None:
     try:
-        print(_encodable(printable(line.rstrip()), sys.stdout), flush=True)
+        print(printable(line.rstrip()), flush=True)
     except OSError as error:
         raise _UnwritableError(error) from error
 
 
 def _report_error(message: str) -> int:
-    print(_encodable(f"error: {printable(message)}", sys.stderr), file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     return 2
-
-
-def _encodable(text: str, stream: object) -> str:
-    """Text in which characters that a stream cannot encode (in a locale without Unicode) are escaped."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 @contextmanager

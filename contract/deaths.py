@@ -30,7 +30,7 @@ def death(error: BaseException) -> str | None:
         # In place of an error that cannot be pickled Ray puts one of its own base class.
         return None if cause is None or type(cause).__name__ == "RayError" else death(cause)
     if isinstance(error, InfrastructureError):
-        return _line(str(error))
+        return line(str(error))
     if "RayError" not in names or names & OF_CODE or getattr(error, "actor_init_failed", False):
         return None
     return _out_of_memory(str(error)) if "OutOfMemoryError" in names else _described(error)
@@ -53,13 +53,14 @@ def _described(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not re.match(r"\s*\w+: \S+$", line)]
     why = next((line for line in lines if re.search(r"because|due to", line)), lines[0] if lines else "")
     # What may have been the cause, and the exit codes of Ray's own sockets, tell nobody anything.
-    why = _line(why.partition(" Worker exit type:")[0].partition(" Some common causes")[0]).rstrip(".")
+    why = line(why.partition(" Worker exit type:")[0].partition(" Some common causes")[0]).rstrip(".")
     killed = "worker process has died" in why
     hint = ". Where the kernel killed it for its memory (dmesg says so), fewer workers on the node help"
     return f"{kind}{f' on node {node}' if node else ''}: {why}{hint if killed else ''}"
 
 
-def _line(text: str) -> str:
+def line(text: str) -> str:
+    """A text in one line, of which no more is shown than can be read."""
     joined = " ".join(text.split()) or "no reason given"
     return joined if len(joined) <= LONGEST else joined[: LONGEST - 1] + "…"
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from math import isfinite
 from pathlib import Path
 
 from isocompute.rollout import LocalSource
@@ -70,9 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.command == "schema":
         print(json.dumps(document_schema(), indent=1, ensure_ascii=False))
         return 0
-    if given.command == "figure":
-        cluster.install()
-        return cluster.exit_code(lambda: figure(given))
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     cluster.install()
@@ -115,23 +111,19 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _number(text: str) -> float:
-    value = float(amount(text))
-    if not isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a finite number")
-    return value
-
-
-def figure(given: argparse.Namespace) -> None:
-    """Make a figure of the papers."""
-    from .studies.figures import command
-
-    for line in command.lines(given):
-        print(line, flush=True)
+    return float(amount(text))
 
 
 def _run(given: argparse.Namespace) -> int:
     if given.command == "send":
         return send()
+    if given.command == "figure":
+        # Imported here, as below: not every command needs what another one does.
+        from .studies.figures import command
+
+        for line in command.lines(given):
+            print(line, flush=True)
+        return 0
     asked = getattr(given, "preset", None)
     path = file_of(asked)
     preset = load(path, preset=asked)
@@ -144,7 +136,6 @@ def _run(given: argparse.Namespace) -> int:
     if given.command == "repro":
         return repro(preset)
     if given.command == "plan":
-        # Imported here, as below: not every command needs what another one does.
         from isocompute.budget.planning.compute import device
 
         from .stages import plan
@@ -241,7 +232,6 @@ def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
 
 def repro(preset: Preset) -> int:
     """``dvc repro`` on one Ray head whose workers serve all stages."""
-    from .running.cell_folder import OUT
     from .running.cluster import shared_cluster
 
     before = len(SECONDS.read_text().splitlines()) if SECONDS.exists() else 0
@@ -256,7 +246,7 @@ def repro(preset: Preset) -> int:
 
     send()
     took = [json.loads(line) for line in SECONDS.read_text().splitlines()[before:]] if SECONDS.exists() else []
-    print(closing_summary(preset, OUT, took))
+    print(closing_summary(preset, took))
     return 0
 
 

@@ -14,6 +14,7 @@ from isocompute.frontier.show.report import Section, Table
 from isocompute.rollout.contract import tables
 from isocompute.rollout.scoring.code import digest
 
+from .running.cell_folder import OUT, base_score
 from .running.tracker import charts
 from .settings import PreparedConfig, Preset
 
@@ -21,11 +22,11 @@ WORDS = {"eval": "evaluation", "pilot": "training"}
 """Cohorts of the ledger that are called otherwise here."""
 
 
-def sections(preset: Preset, problem_set: str, out: Path) -> list[Section]:
+def sections(preset: Preset, problem_set: str) -> list[Section]:
     """Further sections of the report of the fit."""
-    sweep = out / "sweep" / problem_set
+    sweep = OUT / "sweep" / problem_set
     states = json.loads((sweep / "cells.json").read_text())["cells"]
-    found = [_bases(preset, problem_set, out), health(states), Section(title="What was spent", table=spent(sweep))]
+    found = [_bases(preset, problem_set), health(states), Section(title="What was spent", table=spent(sweep))]
     if (sweep / "rates.png").exists():
         text = "What pilots scored at the learning rates tried; these responses measure nothing else."
         picture = base64.b64encode((sweep / "rates.png").read_bytes()).decode()
@@ -34,16 +35,7 @@ def sections(preset: Preset, problem_set: str, out: Path) -> list[Section]:
     return found
 
 
-def base_scores(preset: Preset, problem_set: str, out: Path) -> dict[str, dict[str, Any]]:
-    """Scores of every base model on the validation problems, by its name: as in ``base.json``."""
-    place = out / "prepared"
-    return {
-        name: json.loads((place / name / "base.json").read_text())[problem_set]["validation"]
-        for name in preset.base_models
-    }
-
-
-def _bases(preset: Preset, problem_set: str, out: Path) -> Section:
+def _bases(preset: Preset, problem_set: str) -> Section:
     rows = [
         (
             name,
@@ -51,7 +43,8 @@ def _bases(preset: Preset, problem_set: str, out: Path) -> Section:
             f"{found['selected']:.3f}",
             f"{found['fresh']:.3f} ± {found['fresh_standard_error']:.3f}",
         )
-        for name, found in base_scores(preset, problem_set, out).items()
+        for name in preset.base_models
+        for found in [base_score(name, problem_set)]
     ]
     return Section(
         title="Base models",
@@ -127,33 +120,32 @@ def choice_text(found: Mapping[str, Any]) -> str:
     return said if len(near) == 1 else f"undecided between n = {' and '.join(near)} ({said})"
 
 
-def closing_summary(preset: Preset, out: Path, took: Sequence[Mapping[str, Any]]) -> str:
+def closing_summary(preset: Preset, took: Sequence[Mapping[str, Any]]) -> str:
     """The answer of each problem set, what became of its test, what was spent, and how long each stage took."""
     lines = [""]
     for name in preset.sweep:
-        lines += [*_problem_set(preset, name, out), ""]
+        lines += [*_problem_set(preset, name), ""]
     if took:
         lines.append("Seconds: " + ", ".join(f"{t['stage']} {t['seconds']:.0f}" for t in took))
-    lines += [f"Report: {out / 'frontier' / name / 'report.html'}" for name in preset.sweep]
+    lines += [f"Report: {OUT / 'frontier' / name / 'report.html'}" for name in preset.sweep]
     lines.append("MLflow: python3 -m nox -s ui, then open")
     lines += [f"    http://localhost:5000/{charts(preset, name)}" for name in preset.sweep]
     return "\n".join(lines)
 
 
-def _problem_set(preset: Preset, name: str, out: Path) -> list[str]:
-    scores = base_scores(preset, name, out)
-    before = ", ".join(f"{base} {found['fresh']:.3f}" for base, found in scores.items())
-    lines = [f"{name}, from {before} before training:", *Frontier.load(out / "frontier" / name).answer().lines()]
-    alone = json.loads((out / "metrics" / f"{name}.json").read_text())["alone"]
+def _problem_set(preset: Preset, name: str) -> list[str]:
+    before = ", ".join(f"{base} {base_score(base, name)['fresh']:.3f}" for base in preset.base_models)
+    lines = [f"{name}, from {before} before training:", *Frontier.load(OUT / "frontier" / name).answer().lines()]
+    alone = json.loads((OUT / "metrics" / f"{name}.json").read_text())["alone"]
     if alone:
         said = "; ".join(f"{base}: {choice_text(own)}" for base, own in alone.items())
         lines.append(f"Each base model alone: {said}")
     if found := from_other_bases(preset, name):
         lines.append(f"From other base models: {found}")
-    tested = out / "prescribe" / name / "comparison.json"
+    tested = OUT / "prescribe" / name / "comparison.json"
     if tested.exists() and name in preset.prescribe:
         lines.append(f"Tested: {json.loads(tested.read_text())['sentence']}")
-    cost = [f"{rollouts} {what}" for what, rollouts, _ in spent(out / "sweep" / name).rows]
+    cost = [f"{rollouts} {what}" for what, rollouts, _ in spent(OUT / "sweep" / name).rows]
     return [*lines, f"Spent (rollouts): {', '.join(cost)}"]
 
 

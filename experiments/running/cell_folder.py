@@ -425,6 +425,11 @@ def model_of(preset: Preset, name: str = ONLY) -> tuple[str, str]:
     return named.name, str(recorded["content"])
 
 
+def base_score(base_model: str, problem_set: str) -> dict[str, Any]:
+    """A base model's score on the validation problems of a set, as ``prepare`` writes it into ``base.json``."""
+    return dict(json.loads((PREPARED / base_model / "base.json").read_text())[problem_set]["validation"])
+
+
 def settings_of(preset: Preset, *more: str) -> dict[str, str]:
     """A preset's name, and a hash of its settings that outputs follow from: of base model and problems, and more."""
     names = {"base", "difficulty", "problems", "prompting", "sampling", "scoring", *more}

@@ -62,6 +62,11 @@ class Cell:
             {"start": asdict(self.origin), "seed": self.run.seed, "evaluation_samples": self.evaluation_samples}
         )
 
+    @property
+    def update_steps(self) -> int:
+        """M, the steps of its budget."""
+        return self.rollouts // self.run.batch_rollouts
+
     def evals_row(
         self, *, step: int, rollouts: int, tokens: int, questions: int, scores: Mapping[str, float]
     ) -> dict[str, Any]:
@@ -222,15 +227,8 @@ class CommandCell(Cell):
     @property
     def command(self) -> CommandSurroundings:
         """The command that trains it."""
-        surroundings = self.origin.surroundings
-        if not isinstance(surroundings, CommandSurroundings):
-            raise TypeError(f"{self.name} is trained by no command")
-        return surroundings
-
-    @property
-    def update_steps(self) -> int:
-        """M, the steps of its budget."""
-        return self.rollouts // self.run.batch_rollouts
+        assert isinstance(self.origin.surroundings, CommandSurroundings)
+        return self.origin.surroundings
 
     @property
     def evaluate_steps(self) -> int:
@@ -331,6 +329,28 @@ class Design:
     preset: Preset
     sweep: SweepConfig
     origin: Origin
+
+    @classmethod
+    def of(
+        cls,
+        preset: Preset,
+        problem_set: str,
+        base_model: str,
+        surroundings: Surroundings,
+        *,
+        base: str = "",
+        problems: str = "",
+    ) -> Design:
+        """That of a preset's problem set and base model; without the hashes of these its cells are only counted."""
+        origin = Origin(
+            problem_set=problem_set,
+            base_model=base_model,
+            base=base,
+            problems=problems,
+            generation=Generation.of(preset),
+            surroundings=surroundings,
+        )
+        return cls(preset=preset, sweep=preset.sweep_of(problem_set), origin=origin)
 
     def declared_rates(self) -> Rates | None:
         """The learning rates where they are declared; None where pilots find them."""

@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
+from isocompute.rollout.contract.deaths import line
 from isocompute.rollout.scoring.code import digest
 
 from ..errors import ExperimentError, is_for_the_user, listed
@@ -113,18 +114,14 @@ CURES = {
     "timed? ?out|GCS|raylet|deadline": f"try again when the machine has more memory and processors free; {LOGS}",
 }
 """What helps where Ray does not start, by what its error says, the likelier reading first."""
-LONGEST_SAID = 300
-"""Characters of Ray's error that are shown."""
 
 
 def not_started(error: str) -> str:
     """What was wrong when Ray did not start, and what to do, in one sentence."""
-    said = " ".join(error.split()) or "no reason is given"
-    cure = next((cure for pattern, cure in CURES.items() if re.search(pattern, said, re.I)), LOGS)
-    said = said if len(said) <= LONGEST_SAID else f"{said[: LONGEST_SAID - 1]}…"
+    cure = next((cure for pattern, cure in CURES.items() if re.search(pattern, " ".join(error.split()), re.I)), LOGS)
     address = os.environ.get("RAY_ADDRESS")
     what = f"the Ray cluster of RAY_ADDRESS ({address}) cannot be joined" if address else "Ray cannot be started"
-    return f"{what} ({said.rstrip('.')}): {cure}"
+    return f"{what} ({line(error).rstrip('.')}): {cure}"
 
 
 @contextmanager
@@ -391,9 +388,8 @@ class Stopped(KeyboardInterrupt):
     """
 
     def __init__(self, number: int) -> None:
-        self.signal = signal.Signals(number)
         self.exit_code = 128 + number
-        super().__init__(f"stopped by {self.signal.name}")
+        super().__init__(f"stopped by {signal.Signals(number).name}")
 
 
 def exit_code(command: Callable[[], int | None]) -> int:

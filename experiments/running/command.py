@@ -34,14 +34,9 @@ SETTINGS = "settings.json"
 
 
 def train(
-    bases: Mapping[str, str], cell: CommandCell, problems: pl.DataFrame, home: Path, start: Path | None = None
+    bases: Mapping[str, str], cell: CommandCell, problems: pl.DataFrame, home: Path, _start: Path | None = None
 ) -> None:
-    """Run the command of a cell, which goes on from its own checkpoints, and read its log into tables.
-
-    Args:
-        start: Of no use: its first evaluation is its own.
-    """
-    del start
+    """Run the command of a cell, which goes on from its own checkpoints, and read its log into tables."""
     if cell_folder.finished(cell, home):
         return
     check_surroundings(cell, project_of(home))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -17,19 +17,11 @@ from ..errors import ExperimentError
 from ..settings import Preset
 from . import cell_folder
 from .cell_folder import WORK, write_json
-from .cells import Origin
+from .cells import Origin, Surroundings, problems_hash
 from .schedule import Dispatch, Job, Line, Pool
 
 PART = 256
 """Problems answered by one worker at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Rates (``problem_id``, ``successes``, ``samples``), and what they cost, as a ``ledger`` of a run of its own."""
-
-    rates: pl.DataFrame
-    ledger: pl.DataFrame
 
 
 def check_agreement(pool: Pool, preset: Preset, problems: pl.DataFrame) -> None:
@@ -47,14 +39,26 @@ def check_agreement(pool: Pool, preset: Preset, problems: pl.DataFrame) -> None:
 
 
 def measure(
-    pool: Pool, problems: pl.DataFrame, origin: Origin, *, samples: int, seed: int, phase: str, title: str
-) -> Measured:
-    """Answer every problem with the base model; parts that were answered are kept where others fail.
+    pool: Pool, problems: pl.DataFrame, *, samples: int, seed: int, phase: str, title: str
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Answer every problem with the base model of a pool; parts that were answered are kept where others fail.
 
     Args:
         phase: ``difficulty`` for responses that select problems, ``baseline`` for those that measure what was
             selected; each has seeds of its own.
+
+    Returns:
+        Rates (``problem_id``, ``successes``, ``samples``), and what they cost, as a ``ledger`` of a run of its own.
     """
+    (base,) = pool.config.models
+    origin = Origin(
+        problem_set="",
+        base_model="",
+        base=base,
+        problems=problems_hash(problems),
+        generation=pool.config.generation,
+        surroundings=Surroundings.of(pool.config.resources),
+    )
     run_id = digest([phase, asdict(origin), samples, seed])
     folder = WORK / "measurements" / run_id
     ordered = problems.sort("problem_id")
@@ -93,13 +97,13 @@ def measure(
     spent = [json.loads(path.with_suffix(".json").read_text()) for path in parts]
     total = {name: sum(part[name] for part in spent) for name in spent[0]}
     rates = pl.concat([pl.read_parquet(path) for path in parts]).sort("problem_id")
-    return Measured(rates=rates, ledger=cell_folder.ledger(run_id, total))
+    return rates, cell_folder.ledger(run_id, total)
 
 
-def with_rates(problems: pl.DataFrame, measured: Measured, *, fresh: bool = False) -> pl.DataFrame:
+def with_rates(problems: pl.DataFrame, measured: pl.DataFrame, *, fresh: bool = False) -> pl.DataFrame:
     """Add pass rates: of the responses that select, or (``fresh``) of those that measure what was selected."""
     name = "fresh_pass_rate" if fresh else "pass_rate"
-    rates = measured.rates.select(
+    rates = measured.select(
         "problem_id", (pl.col("successes") / pl.col("samples")).alias(name), pl.col("samples").alias(f"{name}_samples")
     )
     joined = problems.drop(name, f"{name}_samples", strict=False).join(rates, on="problem_id", how="left")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import fsum, sqrt
@@ -15,7 +14,7 @@ from isocompute.rollout.scoring.evaluation import proportion_error
 from ..errors import ExperimentError
 from ..figures import COLOURS, pyplot, save
 from . import cell_folder
-from .cell_folder import ONLY, PREPARED
+from .cell_folder import ONLY
 from .cells import Cell, Design, Rates, rounded
 
 NOISE = 2.0
@@ -23,16 +22,14 @@ NOISE = 2.0
 
 
 def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Score | None) -> tuple[Pilot, list[Cell]]:
-    """Find the learning rates of a problem set; returns the pilots that they were found with, too.
+    """Find the learning rates of a problem set that declares none; returns the pilots that they were found with, too.
 
     Args:
         base: The base model's score, of responses that selected nothing; None where that was not measured in this
             metric: then it is what the cells share as their first evaluation.
     """
     settings, metric = design.sweep.search, design.preset.evaluation.metric
-    if settings is None:
-        where = f"sweep.{design.origin.problem_set}.learning_rate"
-        raise ExperimentError(f"{where} declares a rate: there is nothing to search")
+    assert settings is not None
     cells = design.trials()
     for left in range(settings.extensions, -1, -1):
         run(cells)
@@ -74,7 +71,7 @@ def base_score(problem_set: str, metric: str) -> Score | None:
     """The base model's validation score, of responses that selected nothing; None for a metric that is no mean."""
     if not metric.startswith("avg_"):
         return None
-    found = json.loads((PREPARED / ONLY / "base.json").read_text())[problem_set]["validation"]
+    found = cell_folder.base_score(ONLY, problem_set)
     return Score(score=float(found["fresh"]), standard_error=float(found["fresh_standard_error"]))
 
 

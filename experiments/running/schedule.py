@@ -505,7 +505,7 @@ class Pool:
     ) -> None:
         import ray
 
-        self._roster, self._config, self._check, self.resources = roster, config, check, config.resources
+        self._roster, self.config, self._check, self.resources = roster, config, check, config.resources
         self._seen = ((WORK / ".seen-by-all").resolve(), uuid4().hex)
         slots = [Slot(index=i, actor=actor) for i, actor in enumerate(actors)]
         self.crew = Crew(ray, slots, self._start, backoff=backoff)
@@ -587,7 +587,7 @@ class Pool:
                 if not slot.placed:
                     self._check_folder(*event.value)
                     slot.placed, seconds = True, self.resources.start_seconds
-                    self.crew.ask(slot, "open", self._config, task="load the model", seconds=seconds)
+                    self.crew.ask(slot, "open", self.config, task="load the model", seconds=seconds)
                     return
                 self._check(event.value)
             except ExperimentError as refused:

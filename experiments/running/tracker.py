@@ -63,8 +63,6 @@ REACHED_TAG = "isocompute.reached"
 TOO_SHORT = "too short to judge"
 RETRY_SECONDS, PATIENCE_SECONDS = 15.0, 300.0
 """Until the next try; for the turn of another process that sends, or the next of what waits at the end of a stage."""
-COPY_SECONDS = 60.0
-"""After which a copy in the outbox that no parcel names was left by a process that was killed."""
 SEND = "python -m experiments send"
 COMMIT_TAG, NOTE_TAG = "mlflow.source.git.commit", "mlflow.note.content"
 """MLflow's own: the second is the description of a run or an experiment, in Markdown."""
@@ -153,16 +151,6 @@ class Outbox:
         """Forget a parcel that was sent, and the copies of its files."""
         self._run("DELETE FROM parcels WHERE id = ?", parcel.id)
         shutil.rmtree(self.folder / parcel.id, ignore_errors=True)
-
-    def tidy(self) -> None:
-        """Remove copies of files that no parcel names; for who has the lock of sending."""
-        old = time.time() - COPY_SECONDS
-        folders = [path for path in self.folder.iterdir() if path.is_dir() and path.stat().st_mtime < old]
-        # Read after them, so that one that was just named stays.
-        named = {id for (id,) in self._run("SELECT id FROM parcels")}
-        for path in folders:
-            if path.name not in named:
-                shutil.rmtree(path, ignore_errors=True)
 
     def sending(self) -> FileLock:
         """The lock of sending: one process at a time sends."""
@@ -271,7 +259,6 @@ class Sender:
     def _send(self, parcel: Parcel) -> None:
         with self.outbox.sending():
             if not self._ready:
-                self.outbox.tidy()
                 tracking.ensure_store()
                 self._ready = True
             # Not where another process has sent it meanwhile, or its cell was thrown away.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, reduce
-from math import sqrt
+from math import inf, sqrt
 from operator import add
 
 from isocompute.budget.planning.compute import Device, Interval, Lengths, Model, Setting, device, price
@@ -52,10 +52,10 @@ class Terms:
     response_tokens: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.price >= 0:
-            raise ExperimentError(f"--price is {self.price:g}; it must be at least 0")
-        if self.response_tokens is not None and not self.response_tokens > 0:
-            raise ExperimentError(f"--response-tokens is {self.response_tokens:g}; it must be positive")
+        if not 0 <= self.price < inf:
+            raise ExperimentError(f"--price is {self.price:g}; it must be at least 0 and finite")
+        if self.response_tokens is not None and not 0 < self.response_tokens < inf:
+            raise ExperimentError(f"--response-tokens is {self.response_tokens:g}; it must be positive and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,8 +208,7 @@ class Costs:
 
     def cell(self, option: Option, cell: Cell) -> Spent:
         """The time of a cell, without its evaluations."""
-        steps = cell.rollouts // cell.run.batch_rollouts
-        return self.step(option, cell.run.batch_rollouts, cell.run.rollouts_per_problem).times(steps)
+        return self.step(option, cell.run.batch_rollouts, cell.run.rollouts_per_problem).times(cell.update_steps)
 
     def training(self, option: Option) -> Spent:
         """The time of all cells, those that test the prescription as long for a rollout as the others."""

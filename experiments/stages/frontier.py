@@ -33,7 +33,7 @@ def run(preset: Preset, problem_set: str) -> None:
     fitted.save(out)
     # No date and no commit, by which the same answer would have another hash in dvc.lock: MLflow has them.
     facts = [("preset", preset.name), ("evaluations", content_hash(sweep / "evals.parquet")[:19])]
-    page = write_report(fitted, out, facts=facts, further=report.sections(preset, problem_set, OUT))
+    page = write_report(fitted, out, facts=facts, further=report.sections(preset, problem_set))
     with atomic_write(PLOTS / f"{problem_set}.png") as stream:
         stream.write((out / "decision.png").read_bytes())
     chosen = fitted.decide(fitted.largest).chosen

@@ -11,7 +11,7 @@ from isocompute.rollout import RolloutError
 from isocompute.rollout.contract.documents import parsed
 
 from ..errors import ExperimentError
-from ..running.cells import CommandCell, Design, Generation, Origin, Rates, surroundings_of
+from ..running.cells import CommandCell, Design, Rates, surroundings_of
 from ..running.command import flags_of
 from ..settings import Preset, find, leaves
 from ..settings.own import remarks
@@ -73,27 +73,17 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
         # Its libraries need not be installed, since cells are not run.
         installed = preset.model_copy(update={"trainer": preset.trainer.model_copy(update={"libraries": ()})})
     surroundings = surroundings_of(installed)
-    designs = [
-        Design(
-            preset=preset,
-            sweep=settings,
-            origin=Origin(
-                problem_set=name,
-                base_model=base,
-                base="",
-                problems="",
-                generation=Generation.of(preset),
-                surroundings=surroundings,
-            ),
-        )
-        for base in preset.base_models
-    ]
+    designs = [Design.of(preset, name, base, surroundings) for base in preset.base_models]
     search, declared = settings.search, designs[0].declared_rates()
     pilot = designs[0].trials()
     any_rate = Rates(rule="constant", found={(1, 1): 1.0})
     cells = [cell for design in designs for cell in design.cells(declared or any_rate)]
-    validation, measured = _questions(preset, name)
-    evaluated = 0
+    validation, measured, evaluated = preset.questions(name), 0, 0
+    if validation is None:
+        raise ExperimentError(f"{preset.prepared[0].folder}/{name}.parquet: is not there, or no table of problems")
+    if preset.difficulty is not None:
+        chosen = preset.difficulty.sets[name]
+        measured = (chosen.train + chosen.validation) * preset.difficulty.fresh_samples
     for cell in [*pilot, *cells]:
         ends = range(cell.run.batch_rollouts, cell.rollouts + 1, cell.run.batch_rollouts)
         # Without a first evaluation that cells share.
@@ -116,13 +106,7 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
         most = len(settings.searched()) * len(search.seeds) * search.extensions
         print(f"    pilot: at most {most} more, where the best rate lies at the edge of its grid")
     kinds = Counter(
-        (
-            cell.run.rollouts_per_problem,
-            cell.run.problems_per_batch,
-            cell.rollouts // cell.run.batch_rollouts,
-            cell.learner,
-        )
-        for cell in cells
+        (cell.run.rollouts_per_problem, cell.run.problems_per_batch, cell.update_steps, cell.learner) for cell in cells
     )
     print(f"    {'n':>6} {'B_p':>6} {'B':>8} {'update steps':>13} {'learning rate':>14} {'cells':>6}")
     for (n, size, steps, learner), count in kinds.items():
@@ -161,17 +145,6 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
         print("    GPU-hours: not counted, since an engine does not fit")
         return None
     return costs
-
-
-def _questions(preset: Preset, name: str) -> tuple[int, int]:
-    """Validation problems of a set, and the responses that measure the set again."""
-    if preset.difficulty is None:
-        questions = preset.questions(name)
-        if questions is None:
-            raise ExperimentError(f"{preset.prepared[0].folder}/{name}.parquet: is not there, or no table of problems")
-        return questions, 0
-    chosen = preset.difficulty.sets[name]
-    return chosen.validation, (chosen.train + chosen.validation) * preset.difficulty.fresh_samples
 
 
 def _print_row(name: str, purpose: str, cells: int | str, rollouts: int, longest: int) -> None:

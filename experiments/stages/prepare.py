@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from ..errors import ExperimentError
 from ..figures import difficulty_histogram
 from ..running import cell_folder
 from ..running.cell_folder import OF, ONLY, PREPARED, model_of, settings_of, write_json
-from ..running.cells import Generation, Origin, Surroundings, problems_hash
-from ..running.measure import Measured, check_agreement, measure, with_rates
+from ..running.measure import check_agreement, measure, with_rates
 from ..running.schedule import workers
 from ..running.tracker import log
 from ..settings import DifficultyConfig, ModelConfig, PreparedConfig, PreparedModel, Preset
@@ -106,29 +106,19 @@ def join_problems(preset: Preset, parts: Sequence[Loaded]) -> pl.DataFrame:
 def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame) -> None:
     """Measure every problem, cut the sets, and measure each set again with responses that selected nothing."""
     model, base = model_of(preset)
-    surroundings = Surroundings.of(preset.resolved_resources())
     with workers(preset, {base: model}) as pool:
         check_agreement(pool, preset, table)
 
-        def ask(table: pl.DataFrame, samples: int, phase: str, title: str) -> Measured:
-            origin = Origin(
-                problem_set="",
-                base_model="",
-                base=base,
-                problems=problems_hash(table),
-                generation=Generation.of(preset),
-                surroundings=surroundings,
-            )
-            return measure(pool, table, origin, samples=samples, seed=settings.seed, phase=phase, title=title)
-
-        selecting = ask(table, settings.samples, "difficulty", "difficulty")
-        measured = with_rates(table, selecting)
+        ask = partial(measure, pool, seed=settings.seed)
+        rates, ledger = ask(table, samples=settings.samples, phase="difficulty", title="difficulty")
+        measured = with_rates(table, rates)
         chosen = {name: split(measured, wanted) for name, wanted in settings.sets.items()}
-        spent, sets = [selecting.ledger], {}
+        spent, sets = [ledger], {}
         for name, part in chosen.items():
-            again = ask(part, settings.fresh_samples, "baseline", f"{name}, measured again")
+            title = f"{name}, measured again"
+            again, ledger = ask(part, samples=settings.fresh_samples, phase="baseline", title=title)
             sets[name] = with_rates(part, again, fresh=True)
-            spent.append(again.ledger)
+            spent.append(ledger)
     scores = {name: {side: score(part, side) for side in ("train", "validation")} for name, part in sets.items()}
     tables.write(measured, "problems", FOLDER / "problems.parquet")
     tables.write(tables.concat(spent, "ledger"), "ledger", FOLDER / "ledger.parquet")

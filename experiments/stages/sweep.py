@@ -14,7 +14,7 @@ from isocompute.rollout.scoring.code import digest
 from ..errors import ExperimentError
 from ..running import cell_folder
 from ..running.cell_folder import OF, OUT, PREPARED, check_made_for, model_of, settings_of
-from ..running.cells import Cell, CommandCell, Design, Generation, Origin, problems_hash, surroundings_of
+from ..running.cells import Cell, CommandCell, Design, problems_hash, surroundings_of
 from ..running.pilots import Pilot, base_score, chosen_lines, find, rates_figure
 from ..running.schedule import Pool, Schedule, workers
 from ..running.tracker import Tracker, health_of, log
@@ -36,7 +36,7 @@ class Setup:
 
 def setup_of(preset: Preset, problem_set: str) -> Setup:
     """The base models and problems of a problem set."""
-    sweep, surroundings = preset.sweep_of(problem_set), surroundings_of(preset)
+    surroundings = surroundings_of(preset)
     check_made_for(OF, settings_of(preset), "prepare")
     designs, problems, models = [], {}, {}
     for name in preset.base_models:
@@ -44,17 +44,9 @@ def setup_of(preset: Preset, problem_set: str) -> Setup:
         if not path.exists():
             raise ExperimentError(f"{path}: there is no problem set {problem_set}; run the stage `prepare` first")
         table = tables.read(path, "problems")
-        place, base = model_of(preset, name)
-        origin = Origin(
-            problem_set=problem_set,
-            base_model=name,
-            base=base,
-            problems=problems_hash(table),
-            generation=Generation.of(preset),
-            surroundings=surroundings,
-        )
-        designs.append(Design(preset=preset, sweep=sweep, origin=origin))
-        problems[origin.problems], models[base] = table, place
+        (place, base), hashed = model_of(preset, name), problems_hash(table)
+        designs.append(Design.of(preset, problem_set, name, surroundings, base=base, problems=hashed))
+        problems[hashed], models[base] = table, place
     return Setup(designs=tuple(designs), problems=problems, models=models)
 
 

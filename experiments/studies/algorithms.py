@@ -33,7 +33,7 @@ from scipy import stats
 from experiments.errors import ExperimentError
 from experiments.running import cell_folder
 from experiments.running.cell_folder import content
-from experiments.running.cells import Cell, Design, Generation, Origin, Surroundings, problems_hash
+from experiments.running.cells import Cell, Design, Surroundings, problems_hash
 from experiments.running.schedule import Schedule, workers
 from experiments.stages.sweep import Setup
 from experiments.studies.panel import study
@@ -125,16 +125,9 @@ def setup_of(unit: Unit, *, resources: Mapping[str, Any] | None = None, every: P
     preset = preset.model_copy(update={"resources": preset.resources.model_copy(update=dict(resources or {}))})
     inputs = every / f"{unit.task}-{unit.base_seed}"
     problems, base = tables.read(inputs / f"{unit.problem_set}.parquet", "problems"), content(inputs / "base")
-    origin = Origin(
-        problem_set=unit.problem_set,
-        base_model=inputs.name,
-        base=base,
-        problems=problems_hash(problems),
-        generation=Generation.of(preset),
-        surroundings=Surroundings.of(preset.resolved_resources()),
-    )
-    design = Design(preset=preset, sweep=preset.sweep_of(unit.problem_set), origin=origin)
-    return Setup(designs=(design,), problems={origin.problems: problems}, models={base: str(inputs / "base")})
+    surroundings, hashed = Surroundings.of(preset.resolved_resources()), problems_hash(problems)
+    design = Design.of(preset, unit.problem_set, inputs.name, surroundings, base=base, problems=hashed)
+    return Setup(designs=(design,), problems={hashed: problems}, models={base: str(inputs / "base")})
 
 
 def base_of(table: pl.DataFrame) -> tuple[float, float]:

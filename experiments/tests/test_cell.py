@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -84,19 +83,23 @@ def exit_code(process: BaseProcess) -> int | None:
     return process.exitcode
 
 
-def kill_after(folder: Path, lines: int, process: BaseProcess) -> None:
-    """Kill a cell's process once its spool has so many lines."""
+def wait(folder: Path, lines: int, process: BaseProcess) -> None:
+    """Wait until a cell that runs has so many lines in its spool."""
     while process.is_alive() and len(Spool(folder).records()) < lines:
         time.sleep(0.02)
     assert process.is_alive()
+
+
+def kill_after(folder: Path, lines: int, process: BaseProcess) -> None:
+    """Kill a cell's process once its spool has so many lines."""
+    wait(folder, lines, process)
     process.kill()
     assert exit_code(process) == -signal.SIGKILL
 
 
 def kill_one(folder: Path, lines: int, cell: BaseProcess, name: str) -> None:
     """Kill the last of a cell's processes of a name once its spool has so many lines."""
-    while cell.is_alive() and len(Spool(folder).records()) < lines:
-        time.sleep(0.02)
+    wait(folder, lines, cell)
     every = [each for each in psutil.Process(cell.pid).children(recursive=True) if each.name().startswith(name)]
     assert len(every) == (2 if name == RANK else 1)
     every[-1].kill()
@@ -206,28 +209,12 @@ def check_once(folder: Path) -> None:
     assert not under_way(folder / "run.ledger", History.read(folder / "run.ledger").totals().paid_training)
 
 
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A cluster whose head has room for no rank and no engine."""
-    # Sockets have short paths, and other clusters of this machine are not joined.
-    with tempfile.TemporaryDirectory(prefix="nodes", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        monkeypatch.setenv("RAY_TMPDIR", folder)
-        for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
-        head = {"num_cpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-        made = Cluster(initialize_head=True, head_node_args=head)
-        yield made
-        made.shutdown()
-
-
 def test_a_run_in_flight_whose_node_dies_with_ranks_learns_from_every_batch_once(home: Path, nodes: Cluster) -> None:
     """Of two ranks and an engine at least one rank is on the larger node."""
     larger, _ = [nodes.add_node(num_cpus=size, object_store_memory=80 * 2**20) for size in (2, 1)]
     folder, settings = home / "node", {"placement": "separate", "ranks": 2, "lag": 3}
     cell = start(folder, address=nodes.address, **settings)
-    while cell.is_alive() and len(Spool(folder).records()) < 5:
-        time.sleep(0.02)
-    assert cell.is_alive()
+    wait(folder, 5, cell)
     nodes.remove_node(larger, allow_graceful=False)
     nodes.add_node(num_cpus=2, object_store_memory=80 * 2**20)
     # It goes on with new ranks by itself; where its only engine was there, too, a schedule would start it again.

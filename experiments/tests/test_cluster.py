@@ -138,7 +138,7 @@ preset = load(Path("params.yaml"), "smoke")
 model = str(Path(preset.base.model).resolve())
 try:
     with open_cluster(1), schedule.workers(preset, {content_hash(Path(model)): model}) as pool:
-        loaded = ray.get(pool.crew.members[0].actor.open.remote(pool._config))
+        loaded = ray.get(pool.crew.members[0].actor.open.remote(pool.config))
         try:
             check(loaded, bases=["0123456789abcdef"], surroundings=Surroundings.of(preset.resolved_resources()))
         except ExperimentError as error:

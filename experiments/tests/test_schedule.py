@@ -133,7 +133,7 @@ def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, pool: Pool) -> N
 
 def test_a_cell_whose_worker_was_killed_goes_on_on_another(make: Any, pool: Pool) -> None:
     one = make(seed=41)
-    opened = {slot.index: slot.actor.open.remote(pool._config) for slot in pool.crew.members if slot.ready}
+    opened = {slot.index: slot.actor.open.remote(pool.config) for slot in pool.crew.members if slot.ready}
     processes = {index: process for index, (_, process) in zip(opened, ray.get([*opened.values()]), strict=True)}
 
     def kill() -> None:
@@ -173,21 +173,18 @@ def test_engine_and_learner_that_do_not_agree_are_found_before_anything_is_measu
         check_agreement(pool, preset.model_copy(update={"sweep": {**preset.sweep, "easy": strict}}), PROBLEMS)
 
 
-def test_a_measurement_keeps_the_parts_that_were_answered(
-    make: Any, pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_keeps_the_parts_that_were_answered(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.running.measure.PART", 4)
     asked: dict[str, Any] = {"samples": 2, "seed": 1, "phase": "difficulty", "title": "measured"}
-    found = measure(pool, PROBLEMS, make().origin, **asked)
-    assert len(found.rates) == len(PROBLEMS)
-    assert found.ledger["rollouts"].sum() == 2 * len(PROBLEMS)
+    rates, ledger = measure(pool, PROBLEMS, **asked)
+    assert len(rates) == len(PROBLEMS)
+    assert ledger["rollouts"].sum() == 2 * len(PROBLEMS)
     parts = sorted(Path("work/measurements").glob("*/*.json"))
     assert len(parts) == len(PROBLEMS) / 4
     before = [part.stat().st_mtime_ns for part in parts[1:]]
     parts[0].unlink()
-    again = measure(pool, PROBLEMS, make().origin, **asked)
-    assert again.rates.equals(found.rates)
-    assert again.ledger.equals(found.ledger)
+    for again, before_it in zip(measure(pool, PROBLEMS, **asked), (rates, ledger), strict=True):
+        assert again.equals(before_it)
     assert [part.stat().st_mtime_ns for part in parts[1:]] == before
 
 

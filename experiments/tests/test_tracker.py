@@ -1,7 +1,6 @@
 """Runs in MLflow: whose they are, what is in them, and servers that refuse or never answer."""
 
 import json
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from experiments import report
 from experiments.running import cell_folder, tracker
 from experiments.running.cell_folder import Spool, Spooled
 from experiments.running.cells import Cell
-from experiments.running.tracker import TABLES, Changes, Outbox, Parcel, Sender, Tracker, log
+from experiments.running.tracker import TABLES, Changes, Parcel, Sender, Tracker, log
 from experiments.settings import load
 from experiments.stages import frontier
 
@@ -236,23 +235,6 @@ def test_the_report_and_figures_are_artifacts_and_the_newest_run_is_meant(store:
     assert len(tables.read(f"runs:/{first.info.run_id}", "ledger")) == 1
     # A whole store is a source, too.
     assert len(tables.read(f"sqlite:///{store}", "ledger")) == 1
-
-
-def test_copies_that_a_killed_process_left_are_removed_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rollout_tracking, "ensure_store", lambda: None)
-    monkeypatch.setattr(tracker.Delivery, "send", lambda *_: None)
-    outbox, waiting = Outbox(), Parcel(experiment="e", key="waiting", name="w")
-    outbox.put(waiting, copy=True)
-    for name in (waiting.id, "killed", "begun"):
-        (outbox.folder / name).mkdir(exist_ok=True)
-        if name != "begun":
-            os.utime(outbox.folder / name, (0, 0))
-    # A run that goes on stays.
-    assert not Sender().drain()
-    assert {path.name for path in outbox.folder.iterdir() if path.is_dir()} == {waiting.id, "begun"}
 
 
 def test_a_request_that_hangs_does_not_hold_the_end_of_a_stage(

@@ -11,10 +11,10 @@ import polars as pl
 from isocompute.budget import History, LedgerError
 
 from experiments.running import cell_folder
-from experiments.running.cells import CommandCell, Design, Generation, problems_hash, surroundings_of
+from experiments.running.cells import CommandCell, Design, problems_hash, surroundings_of
 from experiments.settings import Preset
 
-from ..made import BASE, environment, origin_of, params, preset_of
+from ..made import BASE, environment, params, preset_of
 
 WORKER = """
 import pickle, sys
@@ -71,10 +71,8 @@ def problems() -> pl.DataFrame:
 
 def cells(of: Preset) -> list[CommandCell]:
     """The cells of its sweep."""
-    origin = origin_of(
-        problems=problems_hash(problems()), generation=Generation.of(of), surroundings=surroundings_of(of)
-    )
-    design = Design(preset=of, sweep=of.sweep["easy"], origin=origin)
+    hashed = problems_hash(problems())
+    design = Design.of(of, "easy", "base", surroundings_of(of), base="b", problems=hashed)
     rates = design.declared_rates()
     assert rates is not None
     return [cell for cell in design.cells(rates) if isinstance(cell, CommandCell)]
