@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import reduce
+from functools import cache, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, cast
 
@@ -385,10 +385,12 @@ def to_plain(record: Record) -> dict[str, Any]:
 
 def from_plain(plain: Mapping[str, Any]) -> Record:
     """Return the record that ``to_plain`` made this of, through JSON or not."""
-    found: Record = TypeAdapter(EvaluationRecord if plain["kind"] == "evaluation" else StepRecord).validate_python(
-        plain
-    )
+    found: Record = _reader(EvaluationRecord if plain["kind"] == "evaluation" else StepRecord).validate_python(plain)
     return found
+
+
+# One takes milliseconds to make, and a run has thousands of records.
+_reader = cache(TypeAdapter)
 
 
 def _group(name: str) -> str:
