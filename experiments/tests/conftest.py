@@ -2,12 +2,10 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, chdir
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -75,20 +73,3 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         with chdir(tmp_path_factory.mktemp("cluster")):
             stack.enter_context(open_cluster(4))
         yield
-
-
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A cluster of several nodes, of which there is a head that has room for nothing."""
-    from ray.cluster_utils import Cluster
-
-    # Sockets have short paths, and other clusters of this machine are not joined.
-    with tempfile.TemporaryDirectory(prefix="nodes", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        monkeypatch.setenv("RAY_TMPDIR", folder)
-        monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
-        for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
-        head = {"num_cpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-        made = Cluster(initialize_head=True, head_node_args=head)
-        yield made
-        made.shutdown()

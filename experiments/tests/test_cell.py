@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -207,6 +208,20 @@ def check_once(folder: Path) -> None:
     assert [record.step for record in records if isinstance(record, StepRecord)] == list(range(1, 13))
     assert lost(folder) > 0
     assert not under_way(folder / "run.ledger", History.read(folder / "run.ledger").totals().paid_training)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster whose head has room for no rank and no engine."""
+    # Sockets have short paths, and other clusters of this machine are not joined.
+    with tempfile.TemporaryDirectory(prefix="nodes", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        head = {"num_cpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+        made = Cluster(initialize_head=True, head_node_args=head)
+        yield made
+        made.shutdown()
 
 
 def test_a_run_in_flight_whose_node_dies_with_ranks_learns_from_every_batch_once(home: Path, nodes: Cluster) -> None:

@@ -6,10 +6,12 @@ The driver, the cluster of several nodes and an MLflow server that hangs are rea
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -73,6 +75,22 @@ class Server:
         self.signal(signal.SIGKILL)
         if self._process:
             self._process.wait()
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A head that holds no worker, and one node."""
+    # Sockets have short paths, and other clusters of this machine are not joined.
+    folder = tempfile.mkdtemp(prefix="soak", dir="/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    head = {"num_cpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    made.add_node(**NODE)
+    yield made
+    made.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Campaign:
@@ -141,7 +159,6 @@ def test_each_cell_is_finished_once_or_listed_whatever_dies(
 ) -> None:
     campaign = Campaign(tmp_path, nodes, server.uri if server else f"sqlite:///{tmp_path}/mlflow.db")
     # Four workers, and room for two: the cluster grows.
-    nodes.add_node(**NODE)
     driver = campaign.begin()
     campaign.until(campaign.past(0.05), driver)
     joined = nodes.add_node(**NODE)
