@@ -14,11 +14,9 @@ import pytest
 from isocompute.rollout.contract import tables
 
 from experiments.errors import ExperimentError
-from experiments.running.cell_folder import content_hash
 from experiments.running.cells import Design, Generation, Rates
 from experiments.studies.panel import cards, claims, findings, others, questions, runs, study, whole
 from experiments.studies.panel.prepare import INPUTS, RESULTS, preset_of
-from experiments.studies.panel.probe import probe
 from experiments.studies.panel.statistics import Verdict
 from experiments.studies.panel.study import UNITS, unit_of
 from experiments.tests.made import origin_of
@@ -200,20 +198,3 @@ def test_what_is_known_outside_the_panel_stands_on_the_page_that_is_named() -> N
     for claim in claims.load():
         text = " ".join((findings.DOCS / claim.page).read_text().split()) if claim.quotes else ""
         assert [quote for quote in claim.quotes if quote not in text] == []
-
-
-@pytest.mark.slow
-def test_a_probe_measures_the_signal_of_the_base_model() -> None:
-    folder = INPUTS / "chains-0"
-    own, problems = preset_of(unit_of("easy-0")), tables.read(folder / "easy.parquet", "problems")
-    model = str(folder / "base"), content_hash(folder / "base")
-    with pytest.raises(ExperimentError, match=r"8 training problems .*easy has 256.*enough for 7"):
-        probe(own, "easy", model, problems, rollouts=255)
-    preset = own.model_copy(update={"resources": own.resources.model_copy(update={"sampler": "transformers"})})
-    found = probe(preset, "easy", model, problems, rollouts=1000)
-    assert (found.problems, found.responses) == (31, 32)
-    fresh = json.loads((folder / "base.json").read_text())["easy"]["train"]["fresh"]
-    assert abs(found.pass_rate - fresh) < 0.1
-    shares = list(found.groups_with_signal.values())
-    assert shares == sorted(shares)
-    assert f"{shares[0]:.0%} at n = 2" in "\n".join(found.lines())
