@@ -93,7 +93,7 @@ class Inline:
         return Inline(getattr(self.of, name))
 
 
-def test_a_cell_reaches_the_engine_through_22_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_reaches_the_engine_through_21_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Ray, without its processes.
     fakes = {"remote": Inline, "get": lambda task: task.of, "wait": lambda tasks, **_: (list(tasks), [])}
     fakes |= {"is_initialized": lambda: True, "cluster_resources": lambda: {"CPU": 8.0}, "kill": lambda actor: None}
@@ -111,7 +111,7 @@ def test_a_cell_reaches_the_engine_through_22_files(store: Path, monkeypatch: py
 
     # Where the engine is called for the first time.
     monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *_, **__: sys.exit())
-    with walked("The way of n", 22, "experiments.stages.sweep:run"), pytest.raises(SystemExit):
+    with walked("The way of n", 21, "experiments.stages.sweep:run"), pytest.raises(SystemExit):
         sweep.run(preset, "easy")
 
 

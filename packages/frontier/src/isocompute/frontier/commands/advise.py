@@ -74,7 +74,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     )
     advice = advise(question, sweeps)
     yield from lines(advice, arguments.trainer, cost=arguments.rollouts_per_gpu_hour)
-    write_json(advice.as_dict(), arguments.json)
+    if arguments.json:
+        write_json(advice.as_dict(), arguments.json)
 
 
 def _rollouts(arguments: argparse.Namespace) -> float:

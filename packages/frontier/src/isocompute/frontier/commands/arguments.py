@@ -34,7 +34,6 @@ def positive(text: str) -> float:
     return value
 
 
-def write_json(document: Mapping[str, Any], path: Path | None) -> None:
-    """Write a document where a path is given."""
-    if path is not None:
-        write_text(path, json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)
+def write_json(document: Mapping[str, Any], path: Path) -> None:
+    """Write a document, its keys sorted."""
+    write_text(path, json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)

@@ -154,7 +154,8 @@ def _together(frontier: Frontier, priors: Priors, arguments: argparse.Namespace)
     with _at_once(arguments.out) as folder:
         _write(fitted, frontier, arguments, folder)
     yield f"report: {arguments.out / 'report.html'}"
-    write_json(answer.as_dict(), arguments.json)
+    if arguments.json:
+        write_json(answer.as_dict(), arguments.json)
 
 
 @contextmanager

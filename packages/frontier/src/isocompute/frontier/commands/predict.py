@@ -77,7 +77,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     yield from found.summary().splitlines()
     if arguments.figure:
         save(forecast_panel(found, x, y, arguments.x, arguments.y), arguments.figure)
-    write_json(found.as_dict(), arguments.json)
+    if arguments.json:
+        write_json(found.as_dict(), arguments.json)
 
 
 def _compare_recipes(arguments: argparse.Namespace) -> Iterable[str]:
@@ -102,4 +103,5 @@ def _compare_recipes(arguments: argparse.Namespace) -> Iterable[str]:
     if arguments.efficiency:
         save(efficiency_panel(found, x), arguments.efficiency)
     document = {"asymptote": held.asymptote, "r0": held.start, "series": [e.as_dict() for e in found]}
-    write_json(document, arguments.json)
+    if arguments.json:
+        write_json(document, arguments.json)

@@ -55,7 +55,8 @@ def prescribe(arguments: argparse.Namespace) -> Iterable[str]:
     answer = fitted.answer(budget, unit=unit)
     steps = three_steps(fitted, budget, unit=unit) if arguments.three_steps else None
     yield from (steps or answer).lines()
-    write_json(answer.as_dict() | ({"three_steps": steps.as_dict()} if steps else {}), arguments.json)
+    if arguments.json:
+        write_json(answer.as_dict() | ({"three_steps": steps.as_dict()} if steps else {}), arguments.json)
 
 
 def what_next(arguments: argparse.Namespace) -> Iterable[str]:
@@ -63,4 +64,5 @@ def what_next(arguments: argparse.Namespace) -> Iterable[str]:
     fitted = load_fitted(arguments.folder)
     found = plan(fitted, arguments.budget or fitted.largest, tell=arguments.tell)
     yield from plan_lines(found, fitted.unit, metric=fitted.metric, most=arguments.most, price=arguments.price)
-    write_json(plan_document(found, fitted.unit), arguments.json)
+    if arguments.json:
+        write_json(plan_document(found, fitted.unit), arguments.json)

@@ -113,7 +113,7 @@ def refuse_one_seed(evals: pl.DataFrame, keys: Sequence[str | None]) -> None:
     """
     if "run_id" not in evals.columns:
         return
-    known = [name for name in keys if name in evals.columns]
+    known = [name for name in dict.fromkeys(keys) if name in evals.columns]
     ids = pl.col("run_id").drop_nulls().unique().sort()
     several = evals.group_by(known).agg(ids=ids).filter(pl.col("ids").list.len() > 1).sort(known)
     if not several.is_empty():
