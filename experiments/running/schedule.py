@@ -620,18 +620,22 @@ class Line:
     def __init__(self, title: str, *, total: int, unit: str, done: int = 0) -> None:
         self._title, self._total, self._unit, self._at_start = title, total, unit, done
         self._began, self._shown = time.monotonic(), 0.0
+        self._first: tuple[float, int] | None = None
+        """When the line first showed something new, and how much: before, engines start, and nothing is done."""
 
     def show(self, done: int, *, before: str = "", last: bool = False) -> None:
         """Print the line, with a text before the count, unless it was printed a moment ago."""
         terminal = sys.stdout.isatty()
-        if not last and time.monotonic() - self._shown < (1 if terminal else 20):
+        now = time.monotonic()
+        if not last and now - self._shown < (1 if terminal else 20):
             return
-        self._shown = time.monotonic()
-        rate = (done - self._at_start) / max(self._shown - self._began, 1e-9)
-        left = ""
-        if done < self._total:
-            minutes = (self._total - done) / rate / 60 if rate > 0 else (self._shown - self._began) / 60
-            left = f", about {minutes:.1f} min left" if rate > 0 else f", {minutes:.1f} min so far"
+        self._shown = now
+        if self._first is None and done > self._at_start:
+            self._first = now, done
+        since, first = self._first or (now, done)
+        left = f", {(now - self._began) / 60:.1f} min so far" if done < self._total else ""
+        if first < done < self._total:
+            left = f", about {(self._total - done) * (now - since) / (done - first) / 60:.1f} min left"
         line = f"{self._title}: {before}{done:,} of {self._total:,} {self._unit}{left}"
         print(f"\r{line:<90}" if terminal else line, end="\n" if last or not terminal else "", flush=True)
 

@@ -254,7 +254,7 @@ def test_progress_says_how_long_nothing_came_and_then_how_long_the_rest_takes(
     assert [line.rpartition(", ")[2] for line in shown[:4]] == [
         "0.0 min so far",
         "0.5 min so far",
-        "about 2.0 min left",
-        "about 0.8 min left",
+        "1.0 min so far",
+        "about 0.5 min left",
     ]
     assert [line.split()[1] for line in shown] == ["100", "100", "200", "300", "400"]

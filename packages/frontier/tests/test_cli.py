@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.frontier import cli
 from isocompute.frontier.cli import main
+from isocompute.frontier.commands import fit
 from isocompute.frontier.commands.arguments import positive
 from isocompute.frontier.data.reading import short
 
@@ -34,6 +35,15 @@ def test_thousands_may_be_separated(text: str, value: float) -> None:
 @given(st.floats(1.0, 9e17))
 def test_an_amount_is_printed_as_it_is_read_to_three_digits(value: float) -> None:
     assert positive(short(value)) == pytest.approx(value, rel=0.005)
+
+
+def test_a_fit_leaves_no_figure_of_an_older_one_and_nothing_else_goes(tmp_path: Path) -> None:
+    for name in ("trade.svg", "trade.png", "curves.png", "interference.png", "runs.csv"):
+        (tmp_path / name).write_text("old")
+    with fit._at_once(tmp_path) as folder:
+        (folder / "curves.png").write_text("new")
+    assert {file.name for file in tmp_path.iterdir()} == {"curves.png", "interference.png", "runs.csv"}
+    assert (tmp_path / "curves.png").read_text() == "new"
 
 
 @slow

@@ -33,6 +33,8 @@ FOREVER = 1e15
 """Compute at which every curve has levelled off."""
 OF_PAPER = ("form", "points", "bin_width", "window")
 """Options of the paper's method alone."""
+FIGURES = ("b_p_star", "curves", "decision", "frontier", "gap", "n_star", "trade")
+"""All that a fit may draw, though none draws all."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -160,14 +162,18 @@ def _together(frontier: Frontier, priors: Priors, arguments: argparse.Namespace)
 
 @contextmanager
 def _at_once(folder: Path) -> Iterator[Path]:
-    """A folder whose files take their places in another at the end: none of one fit beside some of another."""
+    """A folder whose files take their places in another at the end: none of one fit beside figures of another."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     where = folder if folder.exists() else folder.parent
     with TemporaryDirectory(prefix=f".{folder.name}.", suffix=".writing", dir=where) as aside:
         yield Path(aside)
         folder.mkdir(exist_ok=True)
-        for file in sorted(Path(aside).iterdir()):
+        made = sorted(Path(aside).iterdir())
+        for file in made:
             file.replace(folder / file.name)
+        for old in {folder / f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")}:
+            if old.name not in {file.name for file in made}:
+                old.unlink(missing_ok=True)
 
 
 def _write(fitted: Fit, frontier: Frontier, arguments: argparse.Namespace, folder: Path) -> None:
