@@ -211,11 +211,11 @@ def on_vllm() -> None:
         problems = problems_table(48)
         for step, dies in enumerate((False, True)):
             groups = []
-            before = [member.answered for member in two.crew.members]
+            before = [member.answered for member in two.actors.members]
             for group in two.stream(problems, samples=4, seed=1, step=step):
                 groups.append(group)
                 if dies and len(groups) == 1:
-                    os.kill(two.crew.members[1].opened.process, signal.SIGKILL)
+                    os.kill(two.actors.members[1].opened.process, signal.SIGKILL)
             found = pa.Table.from_batches(groups).sort_by([("problem_id", "ascending"), ("sample", "ascending")])
             expected = one.sample(problems, samples=4, seed=1, step=step)
             same = expected["response_ids"].to_list() == found["response_ids"].to_pylist()
@@ -224,8 +224,8 @@ def on_vllm() -> None:
                 for first, second in zip(expected["logprobs"], found["logprobs"].to_pylist(), strict=True)
                 for a, b in zip(first, second, strict=True)
             )
-            shares = [member.answered - old for member, old in zip(two.crew.members, before, strict=True)]
-            lost = f"; {two.crew.last_lost}" if two.crew.last_lost else ""
+            shares = [member.answered - old for member, old in zip(two.actors.members, before, strict=True)]
+            lost = f"; {two.actors.last_lost}" if two.actors.last_lost else ""
             print(
                 f"{'a replica killed' if dies else 'both alive'}: {len(found)} responses, {shares} groups of each, "
                 f"tokens {'equal' if same else 'DIFFERENT'}, log-probabilities {apart:.1e} apart{lost}",

@@ -1,7 +1,7 @@
 """Schedules cells on workers: finished ones are skipped, interrupted ones continue, dead workers are replaced.
 
 ``Schedule`` makes jobs of cells; ``Dispatch`` begins them where a worker of the ``Pool`` is free, and again where one
-died. The pool's workers are a ``Crew``, as replicas of an engine are.
+died. The pool's workers are ``Actors``, as replicas of an engine are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from uuid import uuid4
 import polars as pl
 from filelock import FileLock, Timeout
 from isocompute.rollout import RolloutError
-from isocompute.rollout.samplers.replicas.crew import Crew, Event, Member
+from isocompute.rollout.samplers.replicas.actors import Actors, Event, Member
 from isocompute.rollout.scoring.code import digest
 
 from ..errors import ExperimentError, amounts
@@ -498,7 +498,7 @@ class Slot(Member):
 
 
 class Pool:
-    """Workers of one stage: those that are ready, and others that start meanwhile; ``crew`` are all of them."""
+    """Workers of one stage: those that are ready, and others that start meanwhile; ``actors`` are all of them."""
 
     def __init__(
         self, roster: Callable[..., Any], actors: Sequence[Any], config: WorkerConfig, check: Callable[[Loaded], None]
@@ -508,33 +508,33 @@ class Pool:
         self._roster, self.config, self._check, self.resources = roster, config, check, config.resources
         self._seen = ((WORK / ".seen-by-all").resolve(), uuid4().hex)
         slots = [Slot(index=i, actor=actor) for i, actor in enumerate(actors)]
-        self.crew = Crew(ray, slots, self._start, backoff=backoff)
+        self.actors = Actors(ray, slots, self._start, backoff=backoff)
         self._was_ready, self._last_ready, self._problem = False, time.monotonic(), ""
 
     @property
     def running(self) -> dict[Slot, Job]:
         """What each worker runs."""
-        return {slot: slot.job for slot in self.crew.members if slot.job is not None}
+        return {slot: slot.job for slot in self.actors.members if slot.job is not None}
 
     def idle(self) -> Slot | None:
         """A worker that is ready and has nothing to do."""
-        return next((slot for slot in self.crew.members if slot.ready and slot.call is None), None)
+        return next((slot for slot in self.actors.members if slot.ready and slot.call is None), None)
 
     def begin(self, slot: Slot, job: Job) -> None:
         """Have an idle worker run a job; ``wait`` returns its end."""
         slot.job = job
-        self.crew.ask(slot, "call", job.method, *job.arguments, task=f"end {job.name}")
+        self.actors.ask(slot, "call", job.method, *job.arguments, task=f"end {job.name}")
 
     def lose(self, slot: Slot, why: str) -> Event[Slot]:
         """End a worker; another is started in its place, the later the more often that was so."""
         slot.ready = False
-        return self.crew.lose(slot, why)
+        return self.actors.lose(slot, why)
 
     def open(self) -> None:
         """Wait until one worker is ready; the others are taken as they come."""
         path, text = self._seen
         path.write_text(text)
-        for slot in self.crew.members:
+        for slot in self.actors.members:
             self._ask_place(slot)
         self._last_ready = time.monotonic()
         while self.idle() is None:
@@ -547,24 +547,24 @@ class Pool:
         """
         import ray
 
-        self.crew.fill()
-        if not self.crew.busy:
+        self.actors.fill()
+        if not self.actors.busy:
             time.sleep(seconds)
         ended = []
-        for event in self.crew.wait(seconds):
+        for event in self.actors.wait(seconds):
             if event.member.ready:
                 event.member.ready = not event.lost
                 ended.append(event)
             else:
                 self._advance(event)
         now = time.monotonic()
-        if ended or any(slot.ready for slot in self.crew.members):
+        if ended or any(slot.ready for slot in self.actors.members):
             self._last_ready = now
         elif now - self._last_ready > self.resources.start_seconds:
             free, there = ray.available_resources(), ray.cluster_resources()
             last = f"; the last problem: {self._problem}" if self._problem else ""
             raise ExperimentError(
-                f"none of {len(self.crew.members)} workers started and loaded the model in "
+                f"none of {len(self.actors.members)} workers started and loaded the model in "
                 f"{self.resources.start_seconds:g} s; {amounts([free])} free of {amounts([there])}{last}"
             )
         return ended
@@ -577,7 +577,7 @@ class Pool:
         path, text = self._seen
         slot.placed = False
         # It may wait for room as long as there is another worker.
-        self.crew.ask(slot, "place", str(path), text, task="start")
+        self.actors.ask(slot, "place", str(path), text, task="start")
 
     def _advance(self, event: Event[Slot]) -> None:
         """Take an answer of a worker that starts."""
@@ -587,7 +587,7 @@ class Pool:
                 if not slot.placed:
                     self._check_folder(*event.value)
                     slot.placed, seconds = True, self.resources.start_seconds
-                    self.crew.ask(slot, "open", self.config, task="load the model", seconds=seconds)
+                    self.actors.ask(slot, "open", self.config, task="load the model", seconds=seconds)
                     return
                 self._check(event.value)
             except ExperimentError as refused:
@@ -598,7 +598,7 @@ class Pool:
         if error is not None:
             # A GPU may be free a moment later: the model may fail to load while another worker is left.
             hopeless = isinstance(error, ExperimentError) or slot.deaths >= HOPELESS
-            alone = not any(each.ready for each in self.crew.members)
+            alone = not any(each.ready for each in self.actors.members)
             if not self._was_ready or (alone and hopeless):
                 raise ExperimentError(cause(error)) from None
             event = self.lose(slot, cause(error))

@@ -138,7 +138,7 @@ preset = load(Path("params.yaml"), "smoke")
 model = str(Path(preset.base.model).resolve())
 try:
     with open_cluster(1), schedule.workers(preset, {content_hash(Path(model)): model}) as pool:
-        loaded = ray.get(pool.crew.members[0].actor.open.remote(pool.config))
+        loaded = ray.get(pool.actors.members[0].actor.open.remote(pool.config))
         try:
             check(loaded, bases=["0123456789abcdef"], surroundings=Surroundings.of(preset.resolved_resources()))
         except ExperimentError as error:
@@ -214,7 +214,7 @@ def placed(cluster: None) -> Iterator[tuple[Any, LearnerGroup, Any]]:
 
 
 def actors_of(ranks: LearnerGroup, sampler: Any) -> list[Any]:
-    return [*ranks._ranks, *(member.actor for member in sampler.crew.members)]
+    return [*ranks._ranks, *(member.actor for member in sampler.actors.members)]
 
 
 def place(actor: Any) -> str:

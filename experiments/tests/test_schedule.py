@@ -133,7 +133,7 @@ def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, pool: Pool) -> N
 
 def test_a_cell_whose_worker_was_killed_goes_on_on_another(make: Any, pool: Pool) -> None:
     one = make(seed=41)
-    opened = {slot.index: slot.actor.open.remote(pool.config) for slot in pool.crew.members if slot.ready}
+    opened = {slot.index: slot.actor.open.remote(pool.config) for slot in pool.actors.members if slot.ready}
     processes = {index: process for index, (_, process) in zip(opened, ray.get([*opened.values()]), strict=True)}
 
     def kill() -> None:

@@ -18,7 +18,7 @@ import polars as pl
 import pyarrow as pa
 from isocompute.rollout import Sampling, response_seed
 from isocompute.rollout.samplers.base import Feed, Sampler
-from isocompute.rollout.samplers.replicas import crew, pool, replica
+from isocompute.rollout.samplers.replicas import actors, pool, replica
 from isocompute.rollout.samplers.sampling import Draw
 from isocompute.rollout.samplers.weights import Manifest
 
@@ -210,7 +210,7 @@ def replicas(
     """Open replicas of an engine of latency in virtual time, whose options are those of ``engine``."""
     ray = VirtualRay(deaths or {})
     with ExitStack() as patched:
-        for module in (crew, replica):
+        for module in (actors, replica):
             patched.enter_context(patch.object(module, "monotonic", lambda: ray.now))
         patched.enter_context(patch.object(pool, "connected_ray", lambda: ray))
         patched.enter_context(patch.object(pool, "_strategies", lambda *_: [None] * count))

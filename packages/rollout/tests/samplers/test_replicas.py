@@ -53,11 +53,11 @@ def test_two_replicas_have_their_options_and_give_the_table_of_a_sampler_in_proc
     def settings(engine: Any) -> tuple[int, float]:
         return engine._sampler._batch_size, engine._sampler.scorer.config.seconds
 
-    asked = [member.actor.__ray_call__.remote(settings) for member in sampler.crew.members]
+    asked = [member.actor.__ray_call__.remote(settings) for member in sampler.actors.members]
     assert sampler._ray.get(asked) == [(7, 2.0)] * 2
     alone = table(open_sampler("transformers", str(tiny.folder), tiny.sampling), tiny)
     found = table(sampler, tiny)
-    assert [member.answered > 0 for member in sampler.crew.members] == [True, True]
+    assert [member.answered > 0 for member in sampler.actors.members] == [True, True]
     # The last digits of log-probabilities depend on which prompts of one length share a batch; nothing else does.
     assert found.drop("logprobs", "weights_version").equals(alone.drop("logprobs", "weights_version"))
     assert difference(found, alone) < 1e-5
@@ -81,7 +81,7 @@ def test_two_replicas_of_vllm_give_the_table_of_one_before_and_after_a_sync(
         assert tiny.largest_difference(other, after) < 1e-4
         sampler.sync(own.state_dict(), begin + 2)
         tables.append(pl.concat([before, after, table(sampler, tiny)]))
-    assert [member.answered > 0 for member in opened.crew.members] == [True, True]
+    assert [member.answered > 0 for member in opened.actors.members] == [True, True]
     opened.close()
     assert tables[0].drop("logprobs", "weights_version").equals(tables[1].drop("logprobs", "weights_version"))
     assert difference(*tables) < 1e-5

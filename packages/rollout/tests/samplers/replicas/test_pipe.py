@@ -131,7 +131,7 @@ def test_what_is_sampled_beside_goes_before_training_groups_that_wait_in_their_o
 def test_weights_bring_back_an_only_replica_that_died_and_without_them_it_is_named() -> None:
     with piped(1, deaths={0: 5.0}) as (replicas, pipe):
         begin(pipe, 1)
-        while not replicas.crew.last_lost:
+        while not replicas.actors.last_lost:
             sleep(0.01)
         pipe.push({}, 1)
         table = pipe.take(1)
@@ -234,7 +234,7 @@ def test_what_is_abandoned_while_a_replica_fails_keeps_the_answers_of_others_and
         waiting = dispatch._queue._waiting
         waiting[:] = [replace(work, failed_on=NOBODY) for work in waiting]
         came = {group["problem_id"][0].as_py() for _, group in dispatch.turn(GATHER_SECONDS)}
-        members = replicas.crew.members
+        members = replicas.actors.members
         coming = {group["problem_id"][0].as_py() for m in members[1:] for group in m.call.value.groups}
         for member in members[1:]:
             member.call.done += 1.0
@@ -308,7 +308,7 @@ def expected(pool: Any, version: int, step: int, phase: str = "train") -> dict[t
 def test_pushes_evaluations_and_a_replica_that_is_killed_leave_every_response_with_the_tokens_of_its_version(
     pool: Any,
 ) -> None:
-    members = pool.crew.members
+    members = pool.actors.members
     for member in members:
         (pool.folder / f"pace-{member.opened.process}").touch()
     pipe = open_pipe(pool, mode="in_flight")
@@ -324,7 +324,7 @@ def test_pushes_evaluations_and_a_replica_that_is_killed_leave_every_response_wi
         tables.append(pipe.take(version))
     tables.append(pipe.take(4))
     # It answers again with the weights of the next push.
-    pool.crew.gather(members)
+    pool.actors.gather(members)
     pipe.push(hashed.weights(4), 4)
     assert [member.sync for member in members] == [pool.sync_number] * 2
     pipe.close()
@@ -349,7 +349,7 @@ def test_pushes_evaluations_and_a_replica_that_is_killed_leave_every_response_wi
 @pytest.mark.slow("Ray")
 @pytest.mark.xdist_group("ray")
 def test_a_push_that_one_replica_mangles_stops_the_pipe_and_a_sync_after_it_heals(pool: Any) -> None:
-    wrong = pool.folder / f"mangle-{pool.crew.members[1].opened.process}"
+    wrong = pool.folder / f"mangle-{pool.actors.members[1].opened.process}"
     wrong.touch()
     pipe = open_pipe(pool, mode="in_flight")
     pipe.begin(hashed.problems(PROBLEMS), samples=3, seed=7, step=1, run_id="r")

@@ -70,7 +70,7 @@ def compare(pool: Any, count: int = 5, during: Callable[[int], object] = lambda 
 
 def process(pool: Replicas, index: int) -> Any:
     """The process of a replica; None where it is not up."""
-    return getattr(pool.crew.members[index].opened, "process", None)
+    return getattr(pool.actors.members[index].opened, "process", None)
 
 
 def test_replicas_are_in_the_placement_group_they_are_given_and_started_again_have_the_models_weights(
@@ -81,7 +81,7 @@ def test_replicas_are_in_the_placement_group_they_are_given_and_started_again_ha
     def place(actor: Any) -> str:
         return str(get_current_placement_group().id.hex())
 
-    asked = [member.actor.__ray_call__.remote(place) for member in pair.crew.members]
+    asked = [member.actor.__ray_call__.remote(place) for member in pair.actors.members]
     assert cluster.get(asked) == [shared.id.hex()] * 2
     for index in range(2):
         os.kill(process(pair, index), signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_a_replica_that_is_lost_over_a_broadcast_is_ended_and_the_others_leave_a
             synced(over, 7, 1)
         else:
             # Not the group of another test.
-            over.crew.members[0].opened = replace(over.crew.members[0].opened, host=what)
+            over.actors.members[0].opened = replace(over.actors.members[0].opened, host=what)
         with pytest.raises(EngineError, match=f"replica 1 broke the group that .*: {why}"):
             over.sync(arriving(1, 3 if what == "die" else -1, lambda: os.kill(before[1], signal.SIGKILL)), 2)
     with pytest.raises(RolloutError, match="the last sync failed"):
@@ -150,14 +150,14 @@ def test_a_replica_that_is_lost_over_a_broadcast_is_ended_and_the_others_leave_a
     synced(over, 3, 3)
     compare(over)
     assert [process(over, index) == before[index] for index in range(2)] == [True, False]
-    assert [member.sync for member in over.crew.members] == [over.sync_number] * 2
+    assert [member.sync for member in over.actors.members] == [over.sync_number] * 2
 
 
 def test_a_replica_refuses_to_answer_with_other_weights_than_are_asked_for(pool: Any) -> None:
     # As if a replica had missed a sync, and its driver had not noticed.
     own = pool.sync_number
     pool.sync_number = own + 1
-    for member in pool.crew.members:
+    for member in pool.actors.members:
         member.sync = own + 1
     message = f"asked to answer with the weights of sync {own + 1}; .* those of sync {own}"
     with pytest.raises(RolloutError, match=message):
@@ -194,7 +194,7 @@ def test_a_fault_of_a_replica_shows_in_no_table(number: int, pools: Callable[[bo
     fault = KINDS[number % len(KINDS)]
     # A short run needs one of the pools. Where two end between syncs there must be a third.
     pool = pools(number // len(KINDS) % 2 == 1 or fault == "killed in both")
-    members, source = pool.crew.members, random.Random(number)
+    members, source = pool.actors.members, random.Random(number)
     victim, other = source.sample(range(len(members)), 2)
     how, _, where = fault.partition(" ")
     ended: list[int] = []
@@ -220,8 +220,8 @@ def test_a_fault_of_a_replica_shows_in_no_table(number: int, pools: Callable[[bo
                 strike(index)
 
         compare(pool, PROBLEMS, look)
-        assert pool.crew.last_lost.startswith(f"replica {index}: it di")
-        assert "answer the group" in pool.crew.last_lost
+        assert pool.actors.last_lost.startswith(f"replica {index}: it di")
+        assert "answer the group" in pool.actors.last_lost
 
     def sample_slowly() -> None:
         """Sample with one replica that answers nothing until the others have answered most."""

@@ -51,7 +51,7 @@ def test_no_replica_has_an_eighth_of_its_places_free_while_a_group_that_has_not_
         answered(replicas, count, samples, batch["step"])
         begun = [moment for engine in engines(replicas) for moment in engine.begun.values()]
         assert len(begun) == count
-        for engine, member in zip(engines(replicas), replicas.crew.members, strict=True):
+        for engine, member in zip(engines(replicas), replicas.actors.members, strict=True):
             waiting = [alive for moment, alive in engine.alive if moment < max(begun) - CALL]
             assert waiting or max(begun) < CALL
             assert all(limit - alive <= limit / 8 for alive in waiting)
@@ -104,10 +104,10 @@ def test_only_a_sync_waits_for_a_replica_that_is_loading_again_which_then_sample
         replicas.use(other)
         answered(replicas, 4, 2, 1)
         assert replicas.ray.now < 300
-        assert [member.opened is None for member in replicas.crew.members] == [True, False]
+        assert [member.opened is None for member in replicas.actors.members] == [True, False]
         assert replicas.manifest.shapes == {}
         assert [engine.sampling for engine in engines(replicas)[1:]] == [other, other]
-        assert all(member.idle for member in replicas.crew.members)
+        assert all(member.idle for member in replicas.actors.members)
 
 
 def test_a_replica_that_never_came_up_is_lost_with_what_the_cluster_has() -> None:

@@ -18,7 +18,7 @@ from ..actor import Verifiers, connected_ray, resources
 from ..base import Sampler, pairs
 from ..sampling import Draw, Sampling
 from ..weights import BUCKET_BYTES, Manifest
-from .crew import LONGEST_WAIT
+from .actors import LONGEST_WAIT
 from .queue import Batch, Expected, Queue, QueuedGroup
 from .replica import Answered, Opened, Opener, Part, Replica, ReplicaActors, ReplicaMember
 from .transfer import Transfer
@@ -56,7 +56,7 @@ class Replicas(Sampler):
             that ranks that send it are not taken for dead first.
 
     Attributes:
-        crew: The replicas' processes.
+        actors: The replicas' processes.
         sync_number: Number of the sync whose weights answer; 0 where the model's own do.
         pipe: The ``in_flight.InFlightPipe`` that uses these replicas, if one does: they answer everything through it.
 
@@ -110,12 +110,12 @@ class Replicas(Sampler):
         self._opener, self._start_seconds = opener, start_seconds
         self._bucket_bytes, self._bucket_seconds = bucket_bytes, answer_seconds / 2
         members = [ReplicaMember(index=index) for index in range(replicas)]
-        self.crew = ReplicaActors(self._ray, members, self._start, seconds=answer_seconds, restarts=restarts)
+        self.actors = ReplicaActors(self._ray, members, self._start, seconds=answer_seconds, restarts=restarts)
         try:
-            self.crew.fill()
-            opened: dict[int, Opened] = self.crew.gather(members)
+            self.actors.fill()
+            opened: dict[int, Opened] = self.actors.gather(members)
             if len(opened) < replicas:
-                raise self.crew.nobody("start")
+                raise self.actors.nobody("start")
             self.plan, self.sleeps, self.dtype = opened[0].plan, opened[0].sleeps, opened[0].dtype
             self._tolerance = tolerance or PROBE_TOLERANCES.get(self.dtype or "", max(PROBE_TOLERANCES.values()))
             self._agree({index: one.probe for index, one in opened.items()})
@@ -128,7 +128,7 @@ class Replicas(Sampler):
         actor: Any = self._ray.remote(Replica)
         member.actor = actor.options(**self._places[member.index]).remote(self._opener)
         task = "find a place and load the model"
-        self.crew.ask(member, "open", self.sampling, task=task, seconds=self._start_seconds)
+        self.actors.ask(member, "open", self.sampling, task=task, seconds=self._start_seconds)
 
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on; see ``Sampler.use``."""
@@ -136,7 +136,7 @@ class Replicas(Sampler):
             raise RolloutError("a stream is still open, whose responses would be sampled differently; close it first")
         super().use(sampling)
         self._look()
-        for member in self.crew.busy:
+        for member in self.actors.busy:
             # One that is still loading the model does so before this: an actor keeps the order of its calls.
             member.actor.call.remote("use", sampling)
         self._ask(self._idle(), "call", "use", sampling, task="take other sampling options")
@@ -148,20 +148,20 @@ class Replicas(Sampler):
         self._ask(self._idle(), "call", "sleep", task="sleep")
 
     def _idle(self) -> list[ReplicaMember]:
-        return [member for member in self.crew.members if member.idle]
+        return [member for member in self.actors.members if member.idle]
 
     def _ask(self, members: Sequence[ReplicaMember], method: str, *arguments: Any, task: str) -> dict[int, Any]:
         """Ask some replicas, and wait for them; returns the answers by index, without those that died or hung."""
         for member in members:
-            self.crew.ask(member, method, *arguments, task=task)
-        return self.crew.gather(members)
+            self.actors.ask(member, method, *arguments, task=task)
+        return self.actors.gather(members)
 
     @property
     def manifest(self) -> Manifest:
         """The tensors that the model has; all replicas that are not left out are up then. See ``Sampler.manifest``."""
         tensors = self._tensors()
         # One that was started again takes part in the sync that follows.
-        self.crew.gather(self.crew.members)
+        self.actors.gather(self.actors.members)
         return tensors
 
     def _tensors(self) -> Manifest:
@@ -205,7 +205,7 @@ class Replicas(Sampler):
         reached, count = self._sent(transfer, weights) if began else ([], 0)
         ended = self._ask(reached, "end_sync", version, self.sync_number, count, task=task)
         if not ended:
-            raise self.crew.nobody(task)
+            raise self.actors.nobody(task)
         self._agree({index: one.probe for index, one in ended.items()})
         self._stamp(version)
         self._whole = True
@@ -216,7 +216,7 @@ class Replicas(Sampler):
         sent = [transfer(0, pairs(weights))] if on_ranks is None else on_ranks(transfer)
         lost = {index: why for one in sent for index, why in one.lost.items()}
         for index, why in lost.items():
-            self.crew.lose(self.crew.members[index], why)
+            self.actors.lose(self.actors.members[index], why)
         for one in sent:
             if one.failure is not None:
                 raise one.failure
@@ -227,21 +227,21 @@ class Replicas(Sampler):
                     f"no rank that has the weights is on the {receiver.opened.place} of replica {receiver.index}; the "
                     "transport must be nccl or object_store"
                 )
-        left = [self.crew.members[index] for index in sorted(reached - lost.keys())]
+        left = [self.actors.members[index] for index in sorted(reached - lost.keys())]
         return left, max(one.buckets for one in sent)
 
     def settle(self) -> None:
         """Wait until the replicas that were started again have loaded the model, or are left out."""
         self._look()
-        while self.crew.busy:
-            self.crew.gather(self.crew.members)
+        while self.actors.busy:
+            self.actors.gather(self.actors.members)
             self._look()
 
     def close(self) -> None:
         """End the replicas; a cluster stays as it is."""
         if self.pipe is not None:
             self.pipe.close(wait=False)
-        self.crew.close()
+        self.actors.close()
         # Where the weights were this process's own, it was the sender.
         weights.leave()
         if self._own_placement is not None and self._ray.is_initialized():
@@ -253,7 +253,7 @@ class Replicas(Sampler):
     def able(self) -> list[int]:
         """Indices of the replicas that hold the current weights, or will hold them as soon as they are up."""
         current = self.sync_number
-        return [m.index for m in self.crew.members if m.actor is not None and (not current or m.sync == current)]
+        return [m.index for m in self.actors.members if m.actor is not None and (not current or m.sync == current)]
 
     def make_current(self) -> None:
         """Let replicas that have come up with the current weights answer."""
@@ -263,7 +263,7 @@ class Replicas(Sampler):
             try:
                 agreed({-1: self._reference, member.index: member.said.probe}, tolerance=self._tolerance)
             except RolloutError:
-                self.crew.end(member)
+                self.actors.end(member)
                 raise
             member.sync = self.sync_number
 
@@ -298,23 +298,23 @@ class Replicas(Sampler):
         """Let replicas answer, if they sample from the same weights."""
         self._reference = agreed(probes, tolerance=self._tolerance)
         for index in probes:
-            self.crew.members[index].sync, self.crew.members[index].deaths = self.sync_number, 0
+            self.actors.members[index].sync, self.actors.members[index].deaths = self.sync_number, 0
 
     def _one(self, method: str, *arguments: Any, task: str) -> Any:
         """Ask one replica, whichever is up, and another one where it dies."""
-        while any(member.actor is not None for member in self.crew.members):
+        while any(member.actor is not None for member in self.actors.members):
             idle = self._idle()
             if idle and (answers := self._ask(idle[:1], method, *arguments, task=task)):
                 return answers[idle[0].index]
             self._look(0.0 if idle else LONGEST_WAIT)
-        raise self.crew.nobody(task)
+        raise self.actors.nobody(task)
 
     def _look(self, seconds: float = 0.0) -> None:
         """Take note of the replicas that have come up within some seconds, and start those that are missing."""
-        for event in self.crew.wait(seconds):
+        for event in self.actors.wait(seconds):
             if event.error is not None:
                 raise event.error
-        self.crew.fill()
+        self.actors.fill()
 
 
 def _strategies(placement: Any, bundles: Sequence[int] | None, replicas: int) -> list[Any]:
@@ -343,14 +343,14 @@ class Dispatch:
     """
 
     def __init__(self, pool: Replicas, *, in_flight: bool = False) -> None:
-        self._pool, self._crew, self._verifiers = pool, pool.crew, Verifiers.here()
+        self._pool, self._actors, self._verifiers = pool, pool.actors, Verifiers.here()
         self._in_flight = in_flight
         self._queue = Queue()
         self.missing: dict[tuple[Batch, str], QueuedGroup] = {}
         self.lost: list[tuple[QueuedGroup, str]] = []
         self._given: dict[int, dict[tuple[str, int, str], QueuedGroup]] = {}
         """Groups that each replica was given and has not answered, by its index and by phase, step and problem."""
-        self._actors: dict[int, Any] = {}
+        self._given_to: dict[int, Any] = {}
         """The process of each that was given some."""
         self._room: dict[int, int] = {}
         """Responses that each replica has room for, by its index."""
@@ -384,7 +384,7 @@ class Dispatch:
     @property
     def unused(self) -> float:
         """The share of the replicas that have no group."""
-        return 1 - sum(map(bool, self._given.values())) / len(self._crew.members)
+        return 1 - sum(map(bool, self._given.values())) / len(self._actors.members)
 
     def turn(self, seconds: float = LONGEST_WAIT) -> list[tuple[Batch, pa.RecordBatch]]:
         """Hand out groups, and wait for answers no longer than some seconds; returns those there, each with its batch.
@@ -397,7 +397,7 @@ class Dispatch:
             try:
                 self._hand_out()
                 if self.missing and not self.works:
-                    raise self._crew.nobody(f"answer {_named(p for _, p in self.missing)}")
+                    raise self._actors.nobody(f"answer {_named(p for _, p in self.missing)}")
                 self._gather(seconds)
                 # Before the groups are handed out: the replicas go on meanwhile.
                 self._hand_out()
@@ -416,7 +416,7 @@ class Dispatch:
         """Wait until no replica that was given groups is at work; the next turn lets them go on."""
         # One that was started again is loading the model, and has none of them.
         self._miss()
-        while any(self._crew.members[index].call is not None for index in self._given):
+        while any(self._actors.members[index].call is not None for index in self._given):
             self._gather(LONGEST_WAIT)
         self._miss()
 
@@ -431,12 +431,12 @@ class Dispatch:
         Returns what replicas have generated of their unfinished groups, and the groups of which none says it.
         """
         self._settle()
-        begun = [member for index in self._given if (member := self._crew.members[index]).idle]
+        begun = [member for index in self._given if (member := self._actors.members[index]).idle]
         for member in begun:
-            self._crew.ask(member, "abandon", task="end its groups")
+            self._actors.ask(member, "abandon", task="end its groups")
         answers: list[Answered] = []
         while any(member.call is not None for member in begun):
-            answers += [event.value for event in self._crew.wait() if isinstance(event.value, Answered)]
+            answers += [event.value for event in self._actors.wait() if isinstance(event.value, Answered)]
         unfinished = {key: work for given in self._given.values() for key, work in given.items()}
         groups = [group for answer in answers for group in answer.groups]
         for key in [*map(_key, groups), *(key for answer in answers for key in answer.waiting)]:
@@ -447,18 +447,18 @@ class Dispatch:
     def close(self) -> None:
         """Take what is unfinished out of the replicas."""
         self._settle()
-        idle = [member for index in self._given if (member := self._crew.members[index]).idle]
+        idle = [member for index in self._given if (member := self._actors.members[index]).idle]
         self._given = {}
         for member in idle:
-            self._crew.ask(member, "end", task="end a batch")
+            self._actors.ask(member, "end", task="end a batch")
         with suppress(Exception):
-            self._crew.gather(idle)
+            self._actors.gather(idle)
 
     def _settle(self) -> None:
         """Pause, whatever groups are lost or refused meanwhile."""
         calls: list[Any] | None = None
         # Without an end to any of them, as of a cluster that is gone, it would go on for ever.
-        while calls != (calls := [self._crew.members[index].call for index in self._given]):
+        while calls != (calls := [self._actors.members[index].call for index in self._given]):
             with suppress(Exception):
                 self.pause()
                 return
@@ -466,13 +466,13 @@ class Dispatch:
     def _miss(self) -> None:
         """Take note of replicas that were lost while they did something else."""
         for index in list(self._given):
-            if self._crew.members[index].actor is not self._actors[index]:
-                self._lost(index, self._crew.last_lost)
+            if self._actors.members[index].actor is not self._given_to[index]:
+                self._lost(index, self._actors.last_lost)
 
     def _gather(self, seconds: float) -> None:
         """Wait for answers; those of replicas that are there are taken before what others fail with."""
         failure: Exception | None = None
-        for event in sorted(self._crew.wait(seconds), key=lambda event: bool(event.lost or event.error)):
+        for event in sorted(self._actors.wait(seconds), key=lambda event: bool(event.lost or event.error)):
             try:
                 if event.error is not None:
                     raise event.error
@@ -489,7 +489,7 @@ class Dispatch:
         """Give the replicas that have come back what they have room for, and let them go on."""
         self._miss()
         self._pool.make_current()
-        current = [m for m in self._crew.members if m.idle and m.sync == self._pool.sync_number]
+        current = [m for m in self._actors.members if m.idle and m.sync == self._pool.sync_number]
         taken: dict[int, list[QueuedGroup]] = {member.index: [] for member in current}
         load = {index: sum(work.cost for work in self._given.get(index, {}).values()) for index in taken}
         room = {m.index: self._room.get(m.index, m.opened.holds) for m in current if m.opened is not None}
@@ -503,7 +503,7 @@ class Dispatch:
             works, begins = taken[member.index], member.index not in self._given
             if not works and not self._given.get(member.index):
                 continue
-            given, self._actors[member.index] = self._given.setdefault(member.index, {}), member.actor
+            given, self._given_to[member.index] = self._given.setdefault(member.index, {}), member.actor
             parts: list[Part] = []
             for batch, of_batch in groupby(works, key=lambda work: work.batch):
                 these = list(of_batch)
@@ -512,9 +512,9 @@ class Dispatch:
             more, task = self._queue.reachable([member.index]), f"answer {_named(p for *_, p in given)}"
             if begins:
                 told = (self._verifiers, self._pool.sync_number, self._in_flight)
-                self._crew.ask(member, "begin", parts, *told, more, task=task)
+                self._actors.ask(member, "begin", parts, *told, more, task=task)
             else:
-                self._crew.ask(member, "go_on", parts, more, task=task)
+                self._actors.ask(member, "go_on", parts, more, task=task)
 
     def _answered(self, member: ReplicaMember, answer: Answered) -> None:
         given = self._given.get(member.index, {})
@@ -551,7 +551,7 @@ class Dispatch:
         self._room.pop(index, None)
         self.lost += [(work, why) for work in given.values()]
         twice = self._queue.put_back(given.values(), index)
-        self._crew.fill()
+        self._actors.fill()
         if twice:
             raise EngineError(f"{_named([work.problem_id for work in twice])} lost with two replicas: {why}")
 

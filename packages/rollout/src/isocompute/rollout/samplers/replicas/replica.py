@@ -19,7 +19,7 @@ from ..actor import Verifiers, resources
 from ..base import Feed
 from ..sampling import Draw, Sampling
 from ..weights import Manifest, Payload, place_of
-from .crew import LONGEST_WAIT, Crew, Event, Member
+from .actors import LONGEST_WAIT, Actors, Event, Member
 
 if TYPE_CHECKING:
     from ..base import Sampler
@@ -252,7 +252,7 @@ class ReplicaMember(Member):
         return self.opened is not None and self.call is None
 
 
-class ReplicaActors(Crew[ReplicaMember]):
+class ReplicaActors(Actors[ReplicaMember]):
     """The replicas."""
 
     last_lost = ""

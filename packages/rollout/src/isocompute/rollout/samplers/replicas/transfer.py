@@ -26,7 +26,7 @@ from ..weights import (
     rounded,
     share,
 )
-from .crew import Crew, Event
+from .actors import Actors, Event
 from .replica import Opened, ReplicaMember
 
 GROUP = "the group that weights are broadcast to"
@@ -122,7 +122,7 @@ class _Sending:
         import ray
 
         self._transfer, self._ray = transfer, ray
-        self._crew = Crew(ray, receivers, lambda member: None, seconds=transfer.seconds)
+        self._actors = Actors(ray, receivers, lambda member: None, seconds=transfer.seconds)
         self.count = 0
         self.lost: dict[int, str] = {}
         self._in_flight: Any = None
@@ -130,7 +130,7 @@ class _Sending:
 
     @property
     def _left(self) -> list[ReplicaMember]:
-        return [member for member in self._crew.members if member.actor is not None]
+        return [member for member in self._actors.members if member.actor is not None]
 
     def go(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Send the weights, until no replica is left."""
@@ -156,7 +156,7 @@ class _Sending:
             else:
                 payload = self._ray.put(InObjectStore(contents=contents, array=packed.numpy()))
             for one in self._left:
-                self._crew.ask(one, "take", payload, transfer.number, task=transfer.task)
+                self._actors.ask(one, "take", payload, transfer.number, task=transfer.task)
             if group is not None:
                 self._in_flight = group.broadcast(packed)
             self.count += 1
@@ -173,7 +173,7 @@ class _Sending:
             for one in self._left:
                 task, rank = f"join {GROUP}", ranks[one.index][0]
                 # The group's own timeout, which tells who is missing, comes first.
-                self._crew.ask(one, "call", "join", rendezvous, rank, task=task, seconds=2 * self._transfer.seconds)
+                self._actors.ask(one, "call", "join", rendezvous, rank, task=task, seconds=2 * self._transfer.seconds)
 
         try:
             group = connect(
@@ -183,20 +183,20 @@ class _Sending:
                 world=world,
                 seconds=self._transfer.seconds,
                 invite=invite,
-                check=lambda: self._note(self._crew.wait(0.0)),
+                check=lambda: self._note(self._actors.wait(0.0)),
             )
         except AbsentError as error:
             for one in self._left:
                 if {*ranks[one.index]} & {*error.ranks}:
-                    self._note([self._crew.lose(one, f"it did not join {GROUP} and was ended")])
+                    self._note([self._actors.lose(one, f"it did not join {GROUP} and was ended")])
             raise
         self._settle()
         return group
 
     def _settle(self) -> None:
         """Wait for the replicas' answers, and let go of those that died or hang."""
-        while self._crew.busy:
-            self._note(self._crew.wait())
+        while self._actors.busy:
+            self._note(self._actors.wait())
         if isinstance(self._in_flight, Underway):
             self._in_flight.wait()
         self._in_flight = None

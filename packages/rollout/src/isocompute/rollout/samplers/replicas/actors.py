@@ -26,7 +26,7 @@ class Member:
         index: Its number among the others.
         actor: Ray's handle; None from its end until another is started.
         call: A call that it has not answered, ``task`` in words, made at ``asked_at`` with a timeout of ``seconds``.
-        deaths: How often in a row an actor has ended here; the crew's user sets it back.
+        deaths: How often in a row an actor has ended here; whoever has them sets it back.
         again_at: When another one may be started.
     """
 
@@ -53,7 +53,7 @@ class Event(Generic[M]):
     lost: str = ""
 
 
-class Crew(Generic[M]):
+class Actors(Generic[M]):
     """Actors, of which those that die or hang are ended and replaced.
 
     Args:
