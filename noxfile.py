@@ -107,7 +107,7 @@ def fast(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Run the long campaigns: killed ledgers, damaged logs, random histories, faulty engines, replicas and servers."""
     install_all(session, *TEST_TOOLS)
-    many = {"FAULTS": 100_000, "KILLS": 500, "HISTORIES": 30_000, "HELD_SECONDS": 60}
+    many = {"JOURNALS": 5_000, "KILLS": 500, "HISTORIES": 30_000, "HELD_SECONDS": 60}
     many |= {"ROLLOUT_FAULTS": 100, "LEARNER_FAULTS": 100, "REPLICA_FAULTS": 100, "LOG_FAULTS": 2_000}
     more = {f"ISOCOMPUTE_{name}": str(number) for name, number in many.items()}
     found = [f"packages/budget/tests/ledger/test_{name}.py" for name in ("fold", "store", "torture")]

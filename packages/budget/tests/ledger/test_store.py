@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import random
 import resource
 import shutil
 import signal
@@ -16,6 +17,7 @@ from contextlib import closing, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from isocompute.budget import Counts, History, Ledger, LedgerError
@@ -23,6 +25,8 @@ from isocompute.budget.ledger import fold, store
 
 STEP = {"trained": Counts(rollouts=32, response_tokens=480)}
 MANY = [(step, STEP) for step in range(1, 400)]
+HELD = float(os.environ.get("ISOCOMPUTE_HELD_SECONDS", "0.5"))
+CUTS = int(os.environ.get("ISOCOMPUTE_JOURNALS", "50"))
 
 
 def used(path):
@@ -79,6 +83,18 @@ def test_a_reader_that_holds_its_lock_too_long_is_named_and_nothing_is_charged(t
     assert used(path) == 32
 
 
+@pytest.mark.slow
+def test_a_reader_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "WAIT", HELD + 60)
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        other = reading(ledger.path)
+        Timer(HELD, other.close).start()
+        began = time.monotonic()
+        ledger.charge(1, STEP)
+        assert time.monotonic() - began >= HELD
+        assert ledger.used.rollouts == 32
+
+
 class Dies(BaseException):
     """The process dies here."""
 
@@ -129,6 +145,19 @@ def test_a_charge_that_was_cut_short_anywhere_is_undone_by_whoever_opens_the_fil
             ledger.charge(1, STEP)
             assert (ledger.used.rollouts, ledger.lost.rollouts) == (32, 32)
     assert not list(tmp_path.glob("*-*"))
+
+
+@pytest.mark.slow
+def test_a_journal_of_which_a_power_cut_left_a_part_changes_nothing(tmp_path, hot):
+    """Before the journal is whole on the disk, SQLite has not touched the file."""
+    journal, source = journal_of(hot).read_bytes(), random.Random(3)
+    for number in range(CUTS):
+        path = tmp_path / f"cut-{number}.ledger"
+        shutil.copy(tmp_path / "a.ledger", path)
+        blocks = [journal[k : k + 512] for k in range(0, source.randint(0, len(journal)), 512)]
+        journal_of(path).write_bytes(b"".join(source.choice((block, bytes(len(block)))) for block in blocks))
+        assert used(path) == 0
+        assert History.read(path).totals().paid.rollouts == 32
 
 
 def test_what_is_left_half_done_where_nothing_may_be_written_is_said(hot):
