@@ -373,6 +373,12 @@ class Given:
         rows = [row.get("step_column") for run, row in self.table.items() if _is(run, source)]
         return next((v for v in (*own, self.every.get("step_column"), *rows) if v), None)
 
+    def apart(self, one: str, other: str) -> bool:
+        """Return whether a setting is said of two logs with different values, so that they are no log of one run."""
+        said = [(run, *cell) for run, row in self.table.items() for cell in row.items()] + [*self.runs]
+        of = [{k: v for run, k, v in said if _is(run, log) or _is(run, _short(log))} for log in (one, other)]
+        return any(of[0][name] != of[1][name] for name in of[0].keys() & of[1].keys())
+
     def of(self, runs: Sequence[Sequence[str]], others: Sequence[str] = ()) -> list[dict[str, str]]:
         """What is said of each run.
 
@@ -544,7 +550,8 @@ def _found(
     for name, logs in by_trainer.items():
         if logs:
             known = TRAINERS[name]
-            runs += [(known, log) for log in join_restarts(once(logs, reader_of(known)), reader_of(known))]
+            reader = reader_of(known)
+            runs += [(known, log) for log in join_restarts(once(logs, reader, given.apart), reader)]
     return runs, unread, files
 
 
