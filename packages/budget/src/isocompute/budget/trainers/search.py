@@ -354,11 +354,18 @@ MOST_DIFFERING = 5
 """Settings that are named where two logs of one run differ in them."""
 
 
-def once(logs: Sequence[Log], reader: LogReader) -> list[Log]:
-    """Merge logs of the same run: the longest one's rows, what only the others have of them, and all configurations."""
+def once(
+    logs: Sequence[Log], reader: LogReader, apart: Callable[[str, str], bool] = lambda one, other: False
+) -> list[Log]:
+    """Merge logs of the same run: the longest one's rows, what only the others have of them, and all configurations.
+
+    Args:
+        apart: Whether two logs, by their names, are known to be of two runs.
+    """
     out: list[Log] = []
     for log in sorted(logs, key=lambda log: -len(log.rows)):
-        same = next((k for k, other in enumerate(out) if _same(other, log, reader)), None)
+        alike = (k for k, other in enumerate(out) if _same(other, log, reader) and not apart(other.name, log.name))
+        same = next(alike, None)
         if same is None:
             out.append(log)
         else:

@@ -26,6 +26,7 @@ ROLES: Mapping[str, str] = {
     **dict.fromkeys(("tool", "function", "observation"), "tool"),
 }
 """Roles of messages, and what they mean."""
+EXAMPLE = '{"prompt": "1+1=", "answer": "2"}'
 KEYS = (("role", "content"), ("from", "value"))
 """Keys of a message for its role and its text: those of chat templates, and ShareGPT's."""
 MORE = ("tool_calls", "function_call", "image", "images", "audio", "audios", "video", "videos")
@@ -90,7 +91,9 @@ def used_columns(source: HubSource | LocalSource, columns: Sequence[str], *, whe
     for path in filter(None, (source.prompt, source.answer, source.metadata)):
         column = path if path in columns else path.partition(".")[0]
         if column not in columns:
-            raise RolloutError(f"{where}: there is no column {path} (it has {', '.join(columns)})")
+            raise RolloutError(
+                f"{where}: there is no column {path} (it has {', '.join(columns) or f'no row, such as {EXAMPLE}'})"
+            )
         used.append(column)
     return list(dict.fromkeys(used))
 
@@ -108,9 +111,7 @@ def lines_of(path: Path) -> list[tuple[int, dict[str, Any]]]:
                     if not isinstance(row, dict):
                         raise DocumentError("no JSON object")
                 except DocumentError as error:
-                    raise RolloutError(
-                        f'{path}: line {number}: {error}; each line must be like {{"prompt": "1+1=", "answer": "2"}}'
-                    ) from None
+                    raise RolloutError(f"{path}: line {number}: {error}; each line must be like {EXAMPLE}") from None
                 rows.append((number, row))
     except (UnicodeDecodeError, OSError) as error:
         raise RolloutError(f"{path}: not readable as jsonl ({reason_of(error)})") from None
