@@ -652,9 +652,9 @@ def _parts(name: str) -> tuple[str, str]:
 @cache
 def _alike(one: str, other: str) -> bool:
     """Return whether two words are at most about two characters apart, and few of theirs, or one letter each."""
-    return len(one) == len(other) == 1 or SequenceMatcher(None, one, other).ratio() >= max(
-        0.8, 1 - 2.1 / max(len(one), 1)
-    )
+    if len(one) == len(other) == 1:
+        return True
+    return SequenceMatcher(None, one, other).ratio() >= max(0.8, 1 - 2.1 / max(len(one), 1))
 
 
 def exact_quotient(batch: int | None, part: int | None) -> int | None:

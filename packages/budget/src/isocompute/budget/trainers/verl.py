@@ -90,7 +90,8 @@ def _counting(log: Log, settings: Settings, batching: Batching, tokens: Sequence
         per_step, reason_unknown, own = _prompts(log, settings, problems, n + batching.baseline_rollouts)
         batch = problems * n
         said = settings.find("rollouts_per_step")[1] is not None
-        if trained and trained != batch and not (reason_unknown or said):
+        # Means that were rounded give a batch that is off by some responses, and another n by many.
+        if trained and abs(trained - batch) > batch / 100 and not (reason_unknown or said):
             fits = {f"{ROLLOUT}.n": problems, "data.train_batch_size": n}
             right = [f"{name}={trained // other}" for name, other in fits.items() if trained % other == 0]
             settings.inconsistent.append(
