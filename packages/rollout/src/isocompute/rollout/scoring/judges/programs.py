@@ -49,12 +49,14 @@ class Ran:
         output: Printed bytes, one byte more than allowed at most.
         code: Its exit code, below 0 for a signal.
         late: Whether it took too long.
+        seconds: Its processor time, with that of what it started where this process can see them.
         error: The last line on its standard error, which it may have made up.
     """
 
     output: bytes
     code: int
     late: bool
+    seconds: float
     error: bytes
 
 
@@ -93,13 +95,17 @@ def run(
     finally:
         os.close(reading)
     end, errors = time.monotonic() + seconds, bytearray()
+    seen, before = 0.0, spent()
 
     def late() -> bool:
+        nonlocal seen
         used = running.clock(process.pid)
         if apart.command:
-            # What is around it takes none, and its own processes can be seen from here.
+            # What is around it takes none, and its own processes can be seen from here. With their namespace those end
+            # that it has not waited for, and nobody counts them any more.
             used = sum(each.used + each.reaped for each in running.descendants(process.pid, ended=True))
-        return time.monotonic() > end or used > processor_seconds
+        seen = max(seen, used)
+        return time.monotonic() > end or seen > processor_seconds
 
     try:
         output, is_late = _talk(process, given, late, most, errors)
@@ -116,7 +122,8 @@ def run(
                 with contextlib.suppress(OSError):
                     pipe.close()
     said = bytes(errors).rstrip().rpartition(b"\n")[2]
-    return Ran(output=output, code=process.wait() if killed else -signal.SIGKILL, late=is_late, error=said)
+    code = process.wait() if killed else -signal.SIGKILL
+    return Ran(output=output, code=code, late=is_late, seconds=max(seen, spent() - before), error=said)
 
 
 def spent() -> float:

@@ -23,7 +23,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ProblemError, RolloutError
-from .programs import Apart, Ran, run, spent
+from .programs import Apart, Ran, run
 from .text import Judge, Scored
 
 if TYPE_CHECKING:
@@ -99,18 +99,18 @@ class RunsJudge(Judge):
             raise ProblemError("the answer of a problem for runs is empty; it must hold the tests of a program")
         # A child of the sandbox has so much time for itself and all programs; what takes more is ended with it.
         left = (signal.getitimer(signal.ITIMER_PROF)[0] or math.inf) - COMPARING_SECONDS
-        passed, start = 0, spent()
+        passed = 0
         met: Exception | None = None
         for test in tests:
-            before, most = spent(), len(test.output.encode()) + MORE_OUTPUT
-            allowed = min(seconds or math.inf, left - (before - start))
+            most = len(test.output.encode()) + MORE_OUTPUT
+            allowed = min(seconds or math.inf, left)
             clock = min(allowed * CLOCK_FACTOR, 1e6)
             ran = run(program, test.input.encode(), self._apart, seconds=clock, processor_seconds=allowed, most=most)
-            slow = ran.late or spent() - before > allowed
+            slow, left = ran.late or ran.seconds > allowed, left - ran.seconds
             met = met or _limit(ran, slow=slow)
             if not slow and ran.code == 0 and len(ran.output) <= most:
                 passed += same_output(ran.output.decode(errors="replace"), test.output, test.tolerance)
-            if slow or spent() - start > left:
+            if slow or left < 0:
                 # What does not end in time once would take all its time again.
                 break
         if met is not None and not passed:
