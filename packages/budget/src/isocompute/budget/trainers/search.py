@@ -214,7 +214,8 @@ def _text(path: Path) -> str:
             if name_of(path).suffix.lower() in (*LOGS, ".json", ""):
                 return text_of(path, content(path))
         return ""
-    begin = _head(path)
+    # Blocks that a file system lost are full of zeros, and no sign of a binary file.
+    begin = re.sub(rb"\0{64,}", b"", _head(path))
     if begin.count(0) + begin.decode("utf-8", "replace").count("\ufffd") > 0.6 * len(begin):
         return ""
     data = _head(path, LONGEST)
