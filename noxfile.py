@@ -137,7 +137,7 @@ def families(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Run 1,000 cells of stubs while nodes, disks, memory and MLflow fail, and end the pipeline ten times."""
     install_all(session, *TEST_TOOLS)
-    whole = {"ISOCOMPUTE_SOAK_CELLS": "1000", "ISOCOMPUTE_SOAK_DRIVER_SECONDS": "60", "ISOCOMPUTE_PIPELINE_KILLS": "10"}
+    whole = {"ISOCOMPUTE_SOAK_CELLS": "1000", "ISOCOMPUTE_PIPELINE_KILLS": "10"}
     more = {name: os.environ.get(name, many) for name, many in whole.items()}
     found = ["experiments/tests/test_soak.py", "experiments/tests/test_pipeline_kills.py"]
     session.run("python", "-m", "pytest", "-v", "-s", *(session.posargs or found), env={**test_variables(), **more})

@@ -27,8 +27,6 @@ from .made import environment
 pytestmark = pytest.mark.slow("Ray")
 
 CELLS = int(os.environ.get("ISOCOMPUTE_SOAK_CELLS", "0"))
-MOST_SECONDS = float(os.environ.get("ISOCOMPUTE_SOAK_DRIVER_SECONDS", "inf"))
-"""Processor time that the driver may take, all its runs together; looked at by ``nox -s soak`` alone."""
 LONG = CELLS > 100
 NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
 NAME = "n={} Bp=2 lr=0.003 base seed={}"
@@ -194,7 +192,6 @@ def test_each_cell_is_finished_once_or_listed_whatever_dies(
     listed_or_finished_once(campaign, said, stopped)
     seconds = sum(float(each) for each in re.findall(r"driver: ([\d.]+) s of processor time", said))
     print(f"{CELLS} cells: the driver took {seconds:.1f} s of processor time in {said.count('driver: ')} runs")
-    assert seconds < MOST_SECONDS
 
 
 def stopped_by_a_signal(campaign: Campaign, driver: subprocess.Popen[bytes]) -> list[str]:
