@@ -12,12 +12,11 @@ from typing import Any
 
 from isocompute.rollout import LocalSource
 from isocompute.rollout.contract.documents import parsed
-from isocompute.rollout.contract.settings import refusal
+from isocompute.rollout.contract.settings import made_of
 from isocompute.rollout.problems.loading import candidates
 from isocompute.rollout.samplers.registry import CHEAPER_BELOW, CHEAPER_UP_TO
 from isocompute.rollout.samplers.weights import stored_parameters
 from isocompute.rollout.scoring.rules import rule
-from pydantic import ValidationError
 
 from ..errors import ExperimentError
 from .preset import Preset
@@ -44,10 +43,6 @@ class Size:
     anchor: int
     batch: int
     rollouts: int
-
-    def rate_at(self, rollouts: int) -> float:
-        """Its learning rate at a batch."""
-        return float(self.rate * (rollouts / self.anchor) ** 0.5)
 
 
 TINY = Size(preset="tiny", of=109e3, longest=CHEAPER_UP_TO, rate=1.25e-4, anchor=64, batch=8, rollouts=8192)
@@ -185,11 +180,8 @@ def short_text(name: str, source: LocalSource, model: str, revision: str, proble
         learner="{compute: {precision: bfloat16, gradient_checkpointing: true}}" if on_gpu else "{}",
         device="cuda" if on_gpu else "cpu",
     )
-    try:
-        (written,) = parsed(text).values()
-        Preset.model_validate_json(json.dumps({**written, "name": name}))
-    except ValidationError as error:
-        raise ExperimentError(refusal(error, Preset, name)[1]) from None
+    (written,) = parsed(text).values()
+    made_of(Preset, {**written, "name": name}, ExperimentError, name)
     return text
 
 
@@ -235,7 +227,7 @@ def remarks(preset: Preset) -> Iterator[str]:
         declared = sweep.learning_rate
         if not isinstance(declared, DeclaredRate):
             continue
-        fits = size.rate_at(declared.batch_rollouts)
+        fits = size.rate * (declared.batch_rollouts / size.anchor) ** 0.5
         if not 1 / FAR < declared.learning_rate / fits < FAR:
             yield (
                 f"sweep.{name}.learning_rate: {declared.learning_rate:.3g} at {declared.batch_rollouts:,} rollouts is "
