@@ -30,15 +30,9 @@ from isocompute.learner.records.health import Flag, flags, judged
 from isocompute.rollout import tracking
 from isocompute.rollout.contract.errors import FileError, TrackingError, redacted
 from isocompute.rollout.contract.files import atomic_write, reason_of
-from isocompute.rollout.contract.tracking import (
-    ARTIFACT_TAG,
-    INPUT_TAG,
-    OWNER_TAG,
-    SUPERSEDED_TAG,
-    connect,
-    content_hash,
-)
+from isocompute.rollout.contract.tracking import ARTIFACT_TAG, OWNER_TAG, SUPERSEDED_TAG, connect
 from isocompute.rollout.store import Store
+from isocompute.rollout.tracking import INPUT_TAG, content_hash
 
 from ..errors import listed
 from ..settings import Preset, leaves
@@ -321,7 +315,7 @@ class Tracker(Sender):
             problems=(
                 cell.origin.problem_set,
                 cell.origin.problems,
-                str(cell_folder.OUT / "prepared" / cell.origin.base_model / f"{cell.origin.problem_set}.parquet"),
+                str(cell_folder.PREPARED / cell.origin.base_model / f"{cell.origin.problem_set}.parquet"),
             ),
         )
 

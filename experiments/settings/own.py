@@ -161,6 +161,7 @@ def short_text(name: str, source: LocalSource, model: str, revision: str, proble
     longest = min(values.longest, context or values.longest)
     new, prompt = _lengths(longest)
     batch = min(values.batch, 1 << train.bit_length() - 1)
+    rate, why = _rate(size, batch, parameters)
     on_gpu = shutil.which("nvidia-smi") is not None
     words = {"path": source.path, "prompt": source.prompt, "answer": source.answer, "verifier": source.verifier}
     text = SHORT.format(
@@ -175,8 +176,8 @@ def short_text(name: str, source: LocalSource, model: str, revision: str, proble
         prompt_tokens=prompt,
         longest=_why_so_long(longest, context),
         rollouts=values.rollouts,
-        rate=_rate(size, batch),
-        why=_why(size, parameters),
+        rate=rate,
+        why=why,
         learner="{compute: {precision: bfloat16, gradient_checkpointing: true}}" if on_gpu else "{}",
         device="cuda" if on_gpu else "cpu",
     )
@@ -193,21 +194,17 @@ def _why_so_long(longest: int, context: int | None) -> str:
     return f"the base model has {context:,} positions" if context else "how many the base model has is not known here"
 
 
-def _rate(size: Size | None, batch: int) -> str:
+def _rate(size: Size | None, batch: int, parameters: int | None) -> tuple[str, str]:
+    """The settings of a learning rate, and why they are these."""
     if size is None:
         where = f"rollouts_per_problem: 8, problems_per_batch: {batch}, rollouts: 4096, evaluate_every: 1024"
-        return f"{{rule: sqrt, learning_rates: {LADDER},\n                      {where}, seeds: [900]}}"
-    return f"{{rule: sqrt, learning_rate: {size.rate:.2e}, batch_rollouts: {size.anchor}}}"
-
-
-def _why(size: Size | None, parameters: int | None) -> str:
-    if size is None:
-        return (
+        return f"{{rule: sqrt, learning_rates: {LADDER},\n                      {where}, seeds: [900]}}", (
             f"Searched, since the base model has {_millions(parameters or 0)} parameters, and rates were found for "
             f"{_millions(TINY.of)} and {_millions(LARGE.of)}."
         )
     own = "how many this model has is not known here" if parameters is None else f"this one has {_millions(parameters)}"
-    return f"The rate of preset {size.preset}, for models of {_millions(size.of)} parameters; {own}."
+    why = f"The rate of preset {size.preset}, for models of {_millions(size.of)} parameters; {own}."
+    return f"{{rule: sqrt, learning_rate: {size.rate:.2e}, batch_rollouts: {size.anchor}}}", why
 
 
 def remarks(preset: Preset) -> Iterator[str]:
