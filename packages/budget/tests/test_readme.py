@@ -22,12 +22,15 @@ def test_every_example_runs_and_prints_what_it_says(document, tmp_path, monkeypa
     shutil.copytree(README.parent / "docs", tmp_path / "packages" / "budget" / "docs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    blocks = re.findall(r"^```(python|console)\n(.*?)^```", document.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(python|console|text)\n(.*?)^```", document.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert "console" in {kind for kind, _ in blocks}
     names = {}
     for kind, text in blocks:
         if kind == "python":
             exec(compile(text, str(document), "exec"), names)
+            continue
+        if kind == "text":
+            assert text in (README.parent / "docs" / "verl.log").read_text("utf-8")
             continue
         command, _, expected = text.partition("\n")
         program, *arguments = shlex.split(command.removeprefix("$ "))

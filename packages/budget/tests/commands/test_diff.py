@@ -106,9 +106,35 @@ def test_the_command_writes_what_it_compares(tmp_path):
     assert (document["A"]["epochs"], document["B"]["epochs"]) == (4, 8)
 
 
-def test_a_setting_that_looks_misspelt_is_named_in_both_or_in_one(capsys):
-    assert main(shlex.split(f"diff --world-size 8 --gpus 2x -- {TRL} --learning_rat 1e-6")) == 0
-    assert "in both: learning_rat is no setting" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (f"--world-size 8 -- {TRL} --learning_rat 1e-6", "in both: learning_rat is no setting"),
+        (f"-- {VERL.replace('rollout.n=', 'rollout.m=')}", "rollout.m is no setting that veRL's"),
+    ],
+)
+def test_a_setting_that_looks_misspelt_is_named_in_both_or_in_one(capsys, settings, told):
+    assert main(shlex.split(f"diff --gpus 2x {settings}")) == 0
+    assert told in capsys.readouterr().out
+
+
+def test_a_micro_batch_that_no_longer_divides_is_not_to_be_left_alone(capsys):
+    micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=256"
+    more = "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8"
+    assert main(shlex.split(f"diff --gpus 2x -- {VERL} {micro} {more}")) == 0
+    out = capsys.readouterr().out
+    assert "leave alone, since they change memory and speed only: log_prob_micro_batch_size_per_gpu\n" in out
+    assert "(256 prompts × 8 / 16); 128 would\n" in out
+
+
+def test_a_rate_that_is_not_set_is_that_of_the_trainer_where_it_has_one(capsys):
+    silent = read("trl", TRL, 8)
+    assert not differing(silent, read("verl", f"{VERL} actor_rollout_ref.actor.optim.lr=1e-6"), ["rate"])
+    assert differing(silent, read("trl", f"{TRL} --learning_rate 2e-6", 8), SAME) == ["rate"]
+    # ms-swift's goes by what is tuned.
+    assert read("swift", TRL, 8).figures["rate"] is None
+    assert main(shlex.split(f"diff --world-size 8 --set learning_rate=1e-6 --strict -- {TRL}")) == 0
+    assert "1e-06 (default)    1e-06\n" in capsys.readouterr().out
 
 
 def test_two_files_are_compared_and_settings_that_are_not_are_named_where_they_differ(tmp_path, capsys):
@@ -129,7 +155,7 @@ def test_two_files_are_compared_and_settings_that_are_not_are_named_where_they_d
         ("diff run.sh", "there is one configuration"),
         ("diff run.sh run.sh run.sh", "compares two files"),
         ("diff run.sh run.sh -- --num_generations 4", "compares two files"),
-        ("diff run.sh --gpus 1.5x", "--gpus is '1.5x'"),
+        ("diff run.sh --gpus 0.5x", "--gpus is '0.5x'; it must be a number of devices such as 16, also for fewer"),
         ("diff run.sh --gpus 2x", "how many devices train now is not known"),
         ("diff other.sh --gpus 2x", "no setting of a trainer that is known"),
         ("diff none.sh --gpus 2x", "none.sh: cannot be read"),
@@ -140,6 +166,7 @@ def test_two_files_are_compared_and_settings_that_are_not_are_named_where_they_d
         ("diff --trainer tinker --gpus 2 -- group_size=4", "devices are the service's"),
         ("signal", "signal wants one of"),
         ("signal --pass-rate 1.5", "the pass rate is 1.5"),
+        ("signal --pass-rate 30%", "the pass rate is 30%; it must be a share such as 0.3"),
         ("signal --pass-rate 0.5 --n 1", "group sizes must be from 2"),
         ("signal --histogram run.sh", "the first row must name the columns"),
         ("signal --histogram rates.csv", "row 3: a pass rate of 0.3 of 8 samples"),

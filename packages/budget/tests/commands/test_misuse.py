@@ -43,6 +43,7 @@ WRONG = [
     (f"plan --rollouts 64 {BATCH} --anchor 1e-3", "both --anchor and --anchor-batch"),
     ("plan --rollouts 1e5 --rollouts-per-problem 4", "give --max-batch, or values"),
     (f"{PLAN} --rollouts-per-problem 4,,8", "'' is not an amount"),
+    ("signal --pass-rate 0.3 --n 4-8", "several are a list such as 4,8,16"),
     (f"{PLAN} --problems-per-batch 1,024", "'1,024' is a list"),
     (f"{PLAN} --response-tokens 1e400", "'1e400' is not a finite number"),
     (f"{PLAN} --min-steps 1e9", "no split of 100,000 rollouts can be run"),

@@ -137,6 +137,17 @@ def test_the_column_of_steps_may_be_that_of_one_file(tmp_path):
     assert said(tmp_path, *sets(), "--set", "a.csv:step_column=it")[0] == 0
 
 
+@pytest.mark.parametrize("as_table", [True, False])
+def test_logs_that_are_alike_are_two_runs_where_they_are_said_to_differ(tmp_path, as_table):
+    names = [str(write(tmp_path, f"{name}/run.jsonl")) for name in ("n4", "n8")]
+    for first, second, found in (("4", "8", [4, 8]), ("4", "4", [4])):
+        values = {names[0]: first, "n8/run": second}
+        given = {"table": {name: {N: n} for name, n in values.items()}}
+        given = given if as_table else {"runs": [(name, N, n) for name, n in values.items()]}
+        patients = examine([str(tmp_path)], Given(every={k: v for k, v in GIVEN.items() if k != N}, **given)).patients
+        assert [patient.rows[0]["rollouts_per_problem"] for patient in patients] == found
+
+
 @pytest.mark.parametrize(
     ("called", "found"),
     [

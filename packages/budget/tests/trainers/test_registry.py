@@ -220,6 +220,15 @@ def test_a_number_that_is_none_is_an_error_that_names_file_and_key(value):
         read("verl", {"data.train_batch_size": value}, where="run.yaml")
 
 
+def test_ignored_settings_that_look_like_one_that_is_read_come_first():
+    given = ["actor_rollout_ref.model.path=a", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.m=5"]
+    found = read("verl", flags(given))
+    assert found.ignored == ("actor_rollout_ref.rollout.m", "actor_rollout_ref.model.path")
+    # Both may be meant.
+    assert found.inconsistent == ()
+    assert "did you mean actor_rollout_ref.rollout.n?" in read("verl", flags(given[::2])).inconsistent[0]
+
+
 def test_the_launch_line_says_how_many_processes_trl_has(tmp_path):
     line = "accelerate launch --config_file a.yaml --num_processes 8 train.py --num_generations 8 "
     line += "--per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_steps 10"

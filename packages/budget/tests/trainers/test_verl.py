@@ -12,7 +12,7 @@ from isocompute.budget.trainers.doctor import ingest, progress_of
 from isocompute.budget.trainers.logs.log import Log
 from isocompute.budget.trainers.registry import convert, read, trainer
 from isocompute.budget.trainers.settings import Parallelism
-from reading_logs import FIXTURES, QUESTIONS, ingested, needed, rollouts, run_of, settings
+from reading_logs import FIXTURES, QUESTIONS, asked, ingested, lines, needed, rollouts, run_of, settings
 
 whole = st.integers(1, 4)
 quick = profile(max_examples=20, deadline=None)
@@ -214,6 +214,35 @@ def test_tokens_that_tools_wrote_are_not_the_models():
         evals, notes = ingested("verl", [{**row, **more}], WHOLE)
         assert evals["tokens"].to_list() == [tokens]
         assert any("what tools wrote" in note for note in notes) == (tokens == 0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "rate"),
+    [((1e-7, 1e-6, 1e-6, 5e-7), 1e-6), ((4e-6, 3e-6, 2e-6, 1e-6), None), ((0.0, 0.0, 0.0, 0.0), None)],
+)
+def test_the_rate_of_a_log_is_the_highest_that_it_kept(rates, rate):
+    rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
+    for row, logged in zip(rows[1:], rates, strict=True):
+        row["data"]["actor/lr"] = logged
+    evals, notes = ingested("verl", rows, WHOLE)
+    assert set(evals["learning_rate"]) == {rate}
+    assert any("actor/lr" in note for note in notes) == (rate is not None)
+
+
+def test_n_and_the_batch_are_held_to_the_tokens_of_a_log(tmp_path):
+    n, batch = "actor_rollout_ref.rollout.n", "data.train_batch_size"
+    tokens = {"perf/total_num_tokens": 8 * 4 * (9.0 + 5.0), "prompt_length/mean": 5.0}
+    rows, truth = verl_run(lambda _: (8, tokens), 0, 4, 4)
+    assert rollouts("verl", rows, WHOLE) == truth
+    with pytest.raises(BudgetError, match=rf"on 32 responses .* set {n}=4 or {batch}=2 or rollouts_per_step"):
+        rollouts("verl", rows, WHOLE | {n: 16})
+    log = Log(name="a run", rows=[(row["step"], row["data"]) for row in rows])
+    with pytest.raises(BudgetError, match=rf"set {n}=2 or {batch}=8"):
+        progress_of(trainer("verl"), log, WHOLE | {batch: 16, "data.gen_batch_size": 16}, {})
+    assert rollouts("verl", rows, WHOLE | {n: 16}, rollouts_per_step="32") == truth
+    # What is tried for n hides nothing else that is missing.
+    told = {**QUESTIONS, **WHOLE, "actor_rollout_ref.actor.ppo_epochs": 1}
+    assert {n, batch, "questions"} <= asked(lines(tmp_path / "run.jsonl", rows), told)[1]
 
 
 def test_a_variable_of_the_evaluation_can_be_named():

@@ -148,7 +148,7 @@ def test_a_damaged_file_is_refused_in_a_sentence_that_names_the_line(tmp_path: P
         (b'{"prompt": "\\ud800", "answer": "1"}', "row 1 holds .*half of a character"),
         (b'{"prompt": null, "answer": "1"}', "row 1 has no prompt"),
         (b'{"prompt": " ", "answer": "1"}', "row 1 has no prompt"),
-        (b"", "there is no column prompt"),
+        (b"\n", "there is no column prompt .it has no row, such as {"),
     ):
         path.write_bytes(written)
         with pytest.raises(RolloutError, match=message):

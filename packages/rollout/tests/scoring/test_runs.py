@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
@@ -33,6 +34,19 @@ print(os.getpid() < 9, os.getuid())
 print(tried(socket.socket), tried(os.chmod, "/usr", 0o777), tried(os.listdir, "/home"), tried(os.mkdir, "/usr/x"))
 print(tried(open, "/etc/passwd"), tried(os.kill, 1, 0))
 print(sorted(os.listdir("/dev")) == ["null", "random", "urandom"])
+"""
+
+
+LEAVES_OTHERS = f"""
+import os, time
+reading, writing = os.pipe()
+for _ in range(4):
+    if not os.fork():
+        while time.process_time() < 0.2: pass
+        os.write(writing, b"x")
+        time.sleep(60)
+for _ in range(4): os.read(reading, 1)
+{RIGHT}
 """
 
 
@@ -79,6 +93,21 @@ def test_in_bubblewrap_a_program_sees_only_itself_and_what_it_needs() -> None:
     assert [judge.prepare("runs", SUM, "")(text) for text in (RIGHT, "print(7)", "1/0")] == [1, 0.25, 0]
     with pytest.raises(RolloutError, match="starts no program"):
         runs.RunsJudge(Apart(command=("/bin/false",)))
+
+
+def test_in_bubblewrap_the_time_of_what_a_program_leaves_behind_counts_in_every_test() -> None:
+    if not layers.bubblewrap_path():
+        pytest.skip("bubblewrap is not installed")
+    judge = runs.RunsJudge(layers.apart(layers.bubblewrap_path(), process.readable([sys.prefix])))
+    before = signal.signal(signal.SIGPROF, signal.SIG_IGN)
+    # The judge's own time is a small part of it.
+    signal.setitimer(signal.ITIMER_PROF, 2.0)
+    try:
+        # 0.8 s in each of eight tests.
+        assert judge.prepare("runs", json.dumps(json.loads(SUM) * 2), "")(LEAVES_OTHERS) < 0.5
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def test_a_program_is_right_when_it_passes_every_test(any_scorer: Scorer) -> None:

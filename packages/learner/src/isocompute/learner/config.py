@@ -1,4 +1,4 @@
-"""Settings of the learner and of a run, validated when they are made, and published recipes of them."""
+"""Settings of the learner and of a run, validated on creation, and published recipes."""
 
 from __future__ import annotations
 
@@ -22,76 +22,77 @@ ALL_LINEAR = "all-linear"
 
 @settings(LearnerError)
 class AdapterConfig:
-    """LoRA (arXiv 2106.09685): W + (α/r)·B·A in place of each adapted weight W, of which only A and B are learnt.
+    """LoRA (arXiv 2106.09685): W + (α/r)·B·A replaces each adapted weight W; only A and B are learnt.
 
-    At first A, of the shape ``(r, in)``, is uniform on ±1/√in and the same in every run, and B, of the shape
-    ``(out, r)``, is 0. There is no dropout. With ``compute.precision: bfloat16`` the base model is held in bfloat16;
-    A, B, their gradients and their moments are in float32.
+    A has the shape ``(r, in)`` and starts uniform on ±1/√in, the same in every run. B has the shape ``(out, r)`` and
+    starts at 0. There is no dropout. With ``compute.precision: bfloat16`` the base model is held in bfloat16; A, B,
+    their gradients and their moments are in float32.
 
-    α = 32 is that of "LoRA Without Regret" (Thinking Machines, 2025), by which the best learning rate is about ten
+    α = 32 is the value of "LoRA Without Regret" (Thinking Machines, 2025). With it the best learning rate is about ten
     times that of full training, whatever the rank.
     """
 
     rank: Count = 32
-    """The rank, r, of the change of a weight."""
+    """Rank r of a weight's change."""
     alpha: Positive = 32.0
-    """The scale, α: a change is multiplied by α/r."""
+    """Scale α: a change is multiplied by α/r."""
     target_modules: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] = (ALL_LINEAR,)
-    """Names of the linear layers that are adapted, or their last parts, such as ``q_proj``; ``all-linear`` names all
-    but the output head."""
+    """Names of the linear layers to adapt, or the last parts of their names, such as ``q_proj``; ``all-linear`` means
+    all but the output head."""
 
 
 @settings(LearnerError)
 class BatchConfig:
-    """Which of the responses generated are learnt from. All are paid for."""
+    """Which of the generated responses to learn from. The budget pays for all of them."""
 
     filter_zero_variance: bool = False
-    """Whether groups with equal rewards are left out of the update and of its normaliser (cohort ``filtered``)."""
+    """Leave groups with equal rewards out of the update and of its normaliser (cohort ``filtered``)."""
     trained_rollouts: Count | None = None
-    """Responses per problem, n_train, that are learnt from; the others (cohort ``filtered``) only sharpen the baseline
+    """Responses per problem to learn from, n_train. The others (cohort ``filtered``) only improve the baseline
     (IsoCompute Playbook, Appendix G: n_est is ``rollouts_per_problem``). None: all."""
     drop_above: Annotated[float, Field(gt=0, le=1)] | None = None
-    """No-positive resampling (ScaleRL): a problem whose pass rate over all its answers so far is this or more is not
-    trained on in later passes. None: none is dropped."""
+    """No-positive resampling (ScaleRL): later passes leave out a problem once its pass rate over all its answers so far
+    is at least this. None: no problem is dropped."""
 
 
 ATTENDED = 4
-"""Most tokens that attention sees in a micro-batch, for each token of ``micro_batch_tokens``."""
+"""Most tokens that attention sees in a micro-batch, as a multiple of ``micro_batch_tokens``."""
 
 
 @settings(LearnerError)
 class ComputeConfig:
-    """The computation of an update: its memory and time, and nothing of what is learnt but rounding."""
+    """How an update is computed: its memory and time. Except for rounding, this does not change what is learnt."""
 
     micro_batch_tokens: Count = 8192
-    """Most tokens per forward and backward pass of a rank, prompts and padding included; attention, which sees a packed
-    prompt again before each of its responses, may see four times as many. A single response may have more."""
+    """Most tokens per forward and backward pass of a rank, prompts and padding included. Attention repeats a packed
+    prompt before each of its responses, and may see four times as many. A single response may have more."""
     layout: Literal["auto", "packed", "padded"] = "auto"
-    """``packed``: without padding, a group's prompt once for all its responses; ``padded``: a row for each response;
-    ``auto``: packed where the model gives the same log-probabilities that way, and padded where a response exceeds a
+    """``packed``: no padding, and each group's prompt once for all its responses. ``padded``: one row per response.
+    ``auto``: packed if the model gives the same log-probabilities that way, and padded where a response exceeds a
     sliding window of the model."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Type of activations: ``float32``, or ``bfloat16`` with weights, gradients and moments in float32. The reference
-    of a KL then has its weights in bfloat16 too, so that the KL of a policy that is the base model is not quite 0."""
+    """Type of activations: ``float32``, or ``bfloat16`` with weights, gradients and moments in float32. With
+    ``bfloat16`` the weights of a KL's reference are also bfloat16, so the KL of the unchanged base model is not exactly
+    0."""
     float32_head: bool = False
-    """Multiply hidden states and the head in float32 where ``precision`` is lower (MiniMax-M1, arXiv 2506.13585,
-    section 3.2; the recipe ``scalerl``), several times more slowly on a GPU; the sampler's head should be in float32,
-    too. Softmax, log-probabilities and the sum of the head's gradient are in float32 either way."""
+    """Multiply hidden states and the head in float32 even if ``precision`` is lower (MiniMax-M1, arXiv 2506.13585,
+    section 3.2; the recipe ``scalerl``). This is several times slower on a GPU. The sampler's head should then be in
+    float32, too. Softmax, log-probabilities and the sum of the head's gradient are always in float32."""
     head_chunk_tokens: Count = 2048
-    """Tokens whose logits are held at a time; they are computed again in the backward pass."""
+    """Tokens whose logits are held at a time; the backward pass computes them again."""
     sharding: Literal["auto", "none"] = "auto"
-    """``auto``: several ranks share one policy, so that each holds and computes a part of its weights, gradients and
-    moments, and of the weights of a KL's reference (FSDP2); ``none``: each rank has the whole of them, which takes
-    as much memory on each, and less time where the model is small."""
+    """``auto``: several ranks share one policy (FSDP2). Each holds and computes a part of its weights, gradients and
+    moments, and of the weights of a KL's reference. ``none``: each rank has all of them, which takes more memory per
+    rank and less time for a small model."""
     gradient_checkpointing: bool = False
-    """Keep only the inputs of layers and compute the rest again in the backward pass."""
+    """Keep only the inputs of layers and recompute the rest in the backward pass."""
 
 
 ROUNDING = tuple(
     f"compute.{name}"
     for name in ("micro_batch_tokens", "layout", "head_chunk_tokens", "sharding", "gradient_checkpointing")
 )
-"""Settings that change the order of sums, and so last digits, and nothing else of what is learnt."""
+"""Settings that change the order of sums, and so the last digits, but nothing else of what is learnt."""
 
 Surrogate = Literal["policy_gradient", "clip", "cispo", "gspo"]
 Baseline = Literal["group", "batch", "gae"]
@@ -104,7 +105,7 @@ Level = Literal["none", "token", "sequence"]
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """The parts that a named algorithm is made of; see ``ObjectiveConfig``."""
+    """The components of a named algorithm; see ``ObjectiveConfig``."""
 
     surrogate: Surrogate
     clip_low: float | None
@@ -122,39 +123,39 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "dapo": Algorithm("clip", 0.2, 0.28, "group", "group", "token"),
     "gspo": Algorithm("gspo", 3e-4, 4e-4, "group", "group", "sequence"),
 }
-"""The algorithms by name; docs/algorithms.md has the source of each number."""
+"""The algorithms by name; docs/algorithms.md gives the source of each number."""
 
 
 @settings(LearnerError)
 class ObjectiveConfig:
-    """The algorithm. Every other setting that is None is the algorithm's own (``ALGORITHMS``; see ``resolved``)."""
+    """The algorithm. Settings left at None take the algorithm's value (``ALGORITHMS``; see ``resolved``)."""
 
     algorithm: Literal["grpo", "dr_grpo", "ppo", "cispo", "dapo", "gspo"] = "grpo"
     """``grpo``, ``dr_grpo``, ``ppo``, ``cispo``, ``dapo`` or ``gspo``."""
     surrogate: Surrogate | None = None
-    """What the gradient is of, token by token: ``policy_gradient`` (−A·log π), ``clip`` (PPO's clipped ratio),
-    ``cispo`` (−A·log π weighted by the clipped ratio) or ``gspo`` (a clipped ratio per response)."""
+    """The loss term of a token: ``policy_gradient`` (−A·log π), ``clip`` (PPO's clipped ratio), ``cispo`` (−A·log π
+    weighted by the clipped ratio) or ``gspo`` (a clipped ratio per response)."""
     clip_low: Positive | None = None
-    """The ratio π/π_old is clipped below at 1 − this; for ``cispo`` None is no bound."""
+    """The ratio π/π_old is clipped below at 1 − this; for ``cispo`` None means no bound."""
     clip_high: Positive | None = None
     """The ratio is clipped above at 1 + this."""
     baseline: Baseline | None = None
-    """What a response's advantage is relative to: the mean of its ``group``, of the whole ``batch``, or a critic's
+    """Baseline of the advantages: the mean of the response's ``group``, the mean of the ``batch``, or a critic's
     values, token by token (``gae``)."""
     scale: Scale | None = None
-    """What advantages are divided by: nothing (``none``), or the standard deviation over the ``group`` or over the
+    """Divisor of the advantages: none (``none``), or the standard deviation over the ``group`` or over the
     ``batch``."""
     std: Std = "sample"
-    """The ``sample`` standard deviation (n − 1, as veRL and TRL do) or the ``population`` one (n). Their ratio
+    """``sample`` standard deviation (n − 1, as in veRL and TRL) or ``population`` standard deviation (n). Their ratio
     √(n/(n−1)) depends on n."""
     aggregation: Aggregation | None = None
     """How tokens are averaged: over all tokens of the batch (``token``), within each response and then over responses
-    (``sequence``), within each problem and then over problems (``prompt``), or as a sum divided by the responses
-    times ``constant_length`` (``constant``)."""
+    (``sequence``), within each problem and then over problems (``prompt``), or as a sum divided by the number of
+    responses times ``constant_length`` (``constant``)."""
     constant_length: Count | None = None
-    """Tokens that a response counts as with ``constant``: the longest that may be sampled."""
+    """Length of every response for ``constant``: the longest that may be sampled."""
     updates_per_batch: Count = 1
-    """Optimizer steps that a batch is split into; above 1 all but the first are off-policy."""
+    """Optimizer steps per batch; above 1 all but the first are off-policy."""
     epochs: Count = 1
     """Passes over a batch."""
 
@@ -165,7 +166,7 @@ class ObjectiveConfig:
 
     @property
     def resolved(self) -> ObjectiveConfig:
-        """The same with the algorithm's own values in place of None."""
+        """The same settings, with the algorithm's values in place of None."""
         own = asdict(ALGORITHMS[self.algorithm])
         given = {name: value for name in own if (value := getattr(self, name)) is not None}
         whole_of = replace(self, **own | given)
@@ -191,11 +192,11 @@ class KLConfig:
     """KL(policy ‖ base)."""
 
     coefficient: Weight = 0.0
-    """Its weight (``beta`` in TRL); 0 turns it off, and then no reference model is loaded."""
+    """Weight of the KL (``beta`` in TRL); 0 turns it off, and no reference model is loaded."""
     estimator: Estimator = "k3"
     """``k1`` (log-ratio), ``k2`` (half its square) or ``k3`` (Schulman's)."""
     place: Literal["loss", "reward"] = "loss"
-    """``loss``, as a term for each token, or ``reward``, subtracted from each response's reward."""
+    """``loss``: a term per token; ``reward``: subtracted from each response's reward."""
     mask_zero_variance: bool = False
     """Leave out responses whose group has equal rewards (IsoCompute Playbook, Figure 3)."""
 
@@ -207,7 +208,7 @@ class KLConfig:
 
     @property
     def in_reward(self) -> bool:
-        """Whether it is part of the reward, and not of the loss."""
+        """Whether the KL is part of the reward and not of the loss."""
         return self.coefficient > 0 and self.place == "reward"
 
 
@@ -220,12 +221,12 @@ class EntropyConfig:
     mask_zero_variance: bool = False
     """No bonus for responses whose group has equal rewards (IsoCompute Playbook, Figure 3)."""
     measured: bool = False
-    """Measure it where it is no part of the loss, too, on the tokens that pass through the model."""
+    """Measure the entropy even where it is not part of the loss, on the tokens that pass through the model."""
 
 
 @settings(LearnerError)
 class ImportanceConfig:
-    """Truncated importance sampling (TIS): the correction for a sampler that is not quite the learner."""
+    """Truncated importance sampling (TIS): corrects for differences between sampler and learner."""
 
     level: Level = "token"
     """Weights per ``token``, per response (``sequence``), or ``none``."""
@@ -235,28 +236,28 @@ class ImportanceConfig:
 
 @settings(LearnerError)
 class CriticConfig:
-    """The value head of PPO, on the policy's last hidden states; no part of what the sampler is given."""
+    """The value head of PPO, on the policy's last hidden states; the sampler does not get it."""
 
     coefficient: Weight = 0.5
-    """Weight of the value loss beside the policy's, where the head's gradient passes into the policy; the head itself
-    always has a weight of 1."""
+    """Weight of the value loss relative to the policy's, for the part of the head's gradient that passes into the
+    policy. The head itself always has a weight of 1."""
     through_policy: bool = False
-    """Let the value loss change the policy's own weights, too."""
+    """Let the value loss also change the policy's weights."""
     learning_rate: Positive = 1e-3
-    """AdamW's learning rate of the head; it follows the policy's schedule."""
+    """AdamW's learning rate for the head; it follows the policy's schedule."""
     discount: Share = 1.0
-    """Discount of the returns, γ."""
+    """Discount γ of the returns."""
     gae_lambda: Share = 1.0
-    """The λ of generalised advantage estimation (arXiv 1506.02438)."""
+    """λ of generalised advantage estimation (arXiv 1506.02438)."""
     clip: Positive | None = 0.5
-    """Largest change of a value in an off-policy update (PPO's value clipping); None is no bound."""
+    """Largest change of a value in an off-policy update (PPO's value clipping); None: no bound."""
 
 
 @settings(LearnerError)
 class OptimizerConfig:
-    """AdamW and the schedule of its learning rate.
+    """AdamW and its learning-rate schedule.
 
-    Steps are batches that were learnt from: one whose groups are all filtered does not count.
+    A step is a batch that was learnt from: a batch whose groups are all filtered does not count.
     """
 
     beta1: Decay = 0.9
@@ -268,17 +269,17 @@ class OptimizerConfig:
     weight_decay: Weight = 0.0
     """Decoupled weight decay; 0 here, where PyTorch, veRL and the recipes have 0.01."""
     gradient_clip: Positive = 1.0
-    """Largest norm of the whole gradient (``max_grad_norm`` in TRL, ``grad_clip`` in veRL)."""
+    """Largest norm of the complete gradient (``max_grad_norm`` in TRL, ``grad_clip`` in veRL)."""
     warmup_steps: Whole = 10
     """Steps over which the learning rate rises linearly to its peak."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """What follows the warm-up: ``constant``, or ``linear`` or ``cosine`` to 0 after ``decay_steps``."""
+    """Schedule after the warm-up: ``constant``, or ``linear`` or ``cosine`` to 0 after ``decay_steps``."""
     decay_after: Whole = 0
-    """The last step at the peak before the decay begins; where the warm-up is longer, it is the warm-up's last. Up to
-    this step a run with a decay is the run with a constant rate."""
+    """Last step at the peak before the decay begins, or the last warm-up step if that is later. Up to this step, a run
+    with a decay equals the run with a constant rate."""
     decay_steps: Whole = 0
-    """The last step of a decay, counted from the first one and beyond the warm-up; 0 where there is no decay. It is a
-    setting of its own, so that a rate never depends on how long a run happens to be."""
+    """Last step of the decay, counted from step 1 and greater than the warm-up; 0 without a decay. It is a separate
+    setting, so that the learning rate never depends on the length of a run."""
 
     def __post_init__(self) -> None:
         for name in ("decay_steps", "decay_after"):
@@ -296,13 +297,13 @@ class OptimizerConfig:
             )
 
     def factor_at(self, step: int) -> float:
-        """Learning rate of a step, counted from 1, as a share of the peak.
+        """Learning rate at a step, counted from 1, as a fraction of the peak.
 
-        s/w in step s ≤ w = ``warmup_steps``; then 1 up to step d, which is the larger of w and ``decay_after``, and in
-        all steps if ``constant``; then 1 − x (``linear``) or (1 + cos πx)/2 (``cosine``) with
+        s/w in step s ≤ w = ``warmup_steps``; then 1 up to step d, the larger of w and ``decay_after``, and in all later
+        steps if ``constant``; then 1 − x (``linear``) or (1 + cos πx)/2 (``cosine``) with
         x = min(1, (s − d)/(T + 1 − d)) and T = ``decay_steps``. So step d has the peak, step T is the last one that
-        learns, and every step beyond it has a rate of 0. For w = 2, T = 6 and ``linear`` the steps 1 to 7 have 0.5, 1,
-        0.8, 0.6, 0.4, 0.2, 0, and with ``decay_after`` = 4 they have 0.5, 1, 1, 1, 0.67, 0.33, 0.
+        learns, and every later step has a rate of 0. For w = 2, T = 6 and ``linear``, steps 1 to 7 have 0.5, 1, 0.8,
+        0.6, 0.4, 0.2, 0; with ``decay_after`` = 4 they have 0.5, 1, 1, 1, 0.67, 0.33, 0.
         """
         if step <= self.warmup_steps:
             return step / self.warmup_steps
@@ -315,24 +316,24 @@ class OptimizerConfig:
 
 @settings(LearnerError)
 class PipelineConfig:
-    """Sampling beside updates, with a bound on how old what is learnt from may be (PipelineRL, arXiv 2509.19128).
+    """Sampling in parallel with updates, with a bound on the age of the tokens (PipelineRL, arXiv 2509.19128).
 
-    Groups are learnt from in the order in which they were admitted, as the next ones to finish would favour short
-    responses: once no token can be more than ``lag`` versions older than the weights that it will update (ScaleRL's
-    PipelineRL-k, arXiv 2510.13786, section 3.1).
+    Groups are learnt from in the order of admission, since the order of completion would favour short responses. No
+    token is more than ``lag`` versions older than the weights that it updates (ScaleRL's PipelineRL-k, arXiv
+    2510.13786, section 3.1).
     """
 
     lag: Whole = 0
     """k: most versions by which a token may be older than the weights that it updates; 0 alternates sampling and
     updates."""
     mode: Literal["in_flight", "virtual", "constant"] = "in_flight"
-    """``in_flight``: engines generate without pause, new weights enter between two steps of decoding, and responses go
-    on with their KV cache; no two runs are the same. ``virtual``: the same in one process on a virtual clock,
-    reproducible. ``constant``: batch t is sampled as a whole with version t − 1 − k (off-policy-k)."""
+    """``in_flight``: engines generate without pause, new weights enter between two decoding steps, and responses
+    continue with their KV cache; no two runs are equal. ``virtual``: the same in one process on a virtual clock,
+    reproducible. ``constant``: batch t is sampled entirely with version t − 1 − k (off-policy-k)."""
     update_time: Positive | None = None
-    """For ``virtual``: the time of an update, in steps of decoding; None: half of the longest response."""
+    """For ``virtual``: duration of an update, in decoding steps; None: half of the longest response."""
     jitter: Weight = 0.0
-    """For ``virtual``: standard deviation of the logarithm of an update's time, which is drawn from the run's seed."""
+    """For ``virtual``: standard deviation of the logarithm of an update's duration, drawn from the run's seed."""
 
     def __post_init__(self) -> None:
         if self.mode != "virtual" and (self.update_time is not None or self.jitter):
@@ -344,15 +345,15 @@ CHECKS = ("tolerance", "mean", "k3", "quantile")
 
 @settings(LearnerError)
 class SyncConfig:
-    """The largest differences of log-probabilities that count as the same weights.
+    """Largest differences between log-probabilities that count as the same weights.
 
-    Where none is given (``sync: auto`` in a preset) they follow the types that sampler and learner compute in
-    (``TOLERANCES``). Where one is given, those that are None are off.
+    If none is given (``sync: auto`` in a preset), they follow the types that sampler and learner compute in
+    (``TOLERANCES``). If one is given, those left at None are off.
     """
 
     tolerance: Positive | None = None
-    """Largest difference (nats) between the sampler's and the learner's log-probability of a token. It is for float32
-    on both sides: in 16 bits a stray token of a healthy sampler may differ by more than one nat."""
+    """Largest difference (nats) between the sampler's and the learner's log-probability of a token. Use it only for
+    float32 on both sides: in 16 bits single tokens of a healthy sampler may differ by more than one nat."""
     mean: Positive | None = None
     """Largest mean |difference| (nats per token)."""
     k3: Positive | None = None
@@ -362,7 +363,7 @@ class SyncConfig:
 
     @property
     def given(self) -> list[str]:
-        """Names of those that are a number."""
+        """Names of the tolerances that are set."""
         return [name for name in CHECKS if getattr(self, name) is not None]
 
 
@@ -375,11 +376,11 @@ TOLERANCES: Mapping[Dtype, SyncConfig] = {
 }
 """The tolerances of each type; of two types the coarser one's apply.
 
-docs/learner.md has the measurements. Those of bfloat16 are a few times what healthy samplers were seen with; float16
-has three bits more, so that differences are an eighth of these and k3, which is quadratic, a 64th.
+docs/learner.md has the measurements. The bfloat16 tolerances are a few times the values of healthy samplers. float16
+has three more bits, so differences are an eighth of these and k3, which is quadratic, a 64th.
 """
 LEAST = {"float32": 0.0, "float16": 7.5e-5, "bfloat16": 6e-4}
-"""A mean difference (nats) that rounding alone exceeds, by the same types: tolerances below it stop every run."""
+"""A mean difference (nats) that rounding alone exceeds, by type: tolerances below it stop every run."""
 
 
 @settings(LearnerError)
@@ -389,17 +390,17 @@ class RunConfig:
     run_id: str = "run"
     """Hash of the run's configuration."""
     rollouts_per_problem: Count
-    """Group size, n; 1 only where the advantage is not relative to the group (``check``)."""
+    """Group size, n; 1 is allowed only if the advantage is not relative to the group (``check``)."""
     problems_per_batch: Count
     """Problems per batch, B_p."""
     seed: int = 0
     """Fixes the order of problems and every response's seed."""
     evaluate_every: Count | None = None
-    """Nominal rollouts (step · B) between evaluations, a multiple of B = B_p · n; with ``evaluations_per_octave``
-    between the first of them. None where nothing is evaluated."""
+    """Nominal rollouts (step · B) between evaluations, a multiple of B = B_p · n. With ``evaluations_per_octave``, the
+    interval between the first evaluations. None: no evaluation."""
     evaluations_per_octave: Count | None = None
-    """How many evaluations, p, there are while the rollouts double, from p · ``evaluate_every`` on (see
-    ``evaluated_at``); None for one at every multiple of ``evaluate_every``."""
+    """Evaluations p per doubling of the rollouts, from p · ``evaluate_every`` on (see ``evaluated_at``); None: one at
+    every multiple of ``evaluate_every``."""
 
     def __post_init__(self) -> None:
         if self.evaluate_every is not None and self.evaluate_every % self.batch_rollouts:
@@ -414,11 +415,11 @@ class RunConfig:
         return self.problems_per_batch * self.rollouts_per_problem
 
     def evaluated_at(self, rollouts: int) -> bool:
-        """Return whether the policy is evaluated after so many rollouts, step · B; depends on neither n nor a budget.
+        """Return whether to evaluate the policy after ``rollouts`` = step · B; independent of n and of any budget.
 
         With p = ``evaluations_per_octave`` the grid is the multiples k · ``evaluate_every`` for which 2^o divides k,
-        o = max(0, ⌊log₂(k/p)⌋): k = 1, 2, 3, 4, 6, 8, 12, 16, … for p = 2. So successive points are at most
-        a factor of 1 + 1/p apart from p · ``evaluate_every`` on.
+        o = max(0, ⌊log₂(k/p)⌋): k = 1, 2, 3, 4, 6, 8, 12, 16, … for p = 2. So from p · ``evaluate_every`` on,
+        successive points are at most a factor of 1 + 1/p apart.
         """
         if self.evaluate_every is None:
             return False
@@ -461,19 +462,19 @@ class LearnerConfig:
     sampler_dtype: Dtype = "float32"
     """Type of the sampler's weights: ``float32``, ``float16`` or ``bfloat16``."""
     objective: ObjectiveConfig = ObjectiveConfig()
-    """What is maximised."""
+    """The objective to maximise."""
     kl: KLConfig = KLConfig()
     """KL(policy ‖ base)."""
     entropy: EntropyConfig = EntropyConfig()
     """The entropy bonus."""
     importance: ImportanceConfig = ImportanceConfig()
-    """The correction for a sampler that is not quite the learner."""
+    """The correction for differences between sampler and learner."""
     critic: CriticConfig = CriticConfig()
     """The value head of ``ppo``."""
     adapter: AdapterConfig | None = None
-    """A low-rank adapter (LoRA) that is learnt in place of the model's weights; None: the weights are."""
+    """A low-rank adapter (LoRA), learnt instead of the model's weights; None: the weights are learnt."""
     batch: BatchConfig = BatchConfig()
-    """Which responses are learnt from."""
+    """Which responses to learn from."""
     pipeline: PipelineConfig = PipelineConfig()
     """Whether engines sample while an update is computed, and how far ahead."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -481,7 +482,7 @@ class LearnerConfig:
     compute: ComputeConfig = ComputeConfig()
     """How an update is computed."""
     sync: SyncConfig = SyncConfig()
-    """When the sampler counts as holding the learner's weights."""
+    """When the sampler counts as having the learner's weights."""
 
     def __post_init__(self) -> None:
         for name in self.sync.given:
@@ -492,7 +493,7 @@ class LearnerConfig:
                     f"sync.{name} is {getattr(self.sync, name):g}, and {whose} {self.rounding}, whose rounding alone "
                     f"differs by more: it must be left out, so that sync follows the types, or both be in float32"
                 )
-        # Whatever is missing is named now, and not in the first update.
+        # Name missing settings now, and not in the first update.
         chosen = self.objective.resolved
         if chosen.surrogate == "policy_gradient" and {self.objective.clip_low, self.objective.clip_high} != {None}:
             raise LearnerError(
@@ -507,12 +508,12 @@ class LearnerConfig:
 
     @property
     def rounding(self) -> Dtype:
-        """The coarser of the types that the sampler and the learner compute in."""
+        """The coarser of the types in which the sampler and the learner compute."""
         return max(self.sampler_dtype, self.compute.precision, key=get_args(Dtype).index)
 
     @property
     def tolerances(self) -> SyncConfig:
-        """The tolerances that apply: those given, or those of the types."""
+        """The tolerances in force: the given ones, or those of the types."""
         return self.sync if self.sync.given else TOLERANCES[self.rounding]
 
     def learning_rate_at(self, step: int) -> float:
@@ -521,17 +522,17 @@ class LearnerConfig:
 
     @property
     def behaviour_is_old(self) -> bool:
-        """Return whether the π_old of a ratio is the policy that drew each token, which is gone, as with a lag."""
+        """Return whether π_old of a ratio is the policy that sampled each token and no longer exists, as with a lag."""
         return self.pipeline.lag > 0 and self.objective.resolved.surrogate != "policy_gradient"
 
     @property
     def measures_first(self) -> bool:
-        """Return whether a batch passes through the model once before it is learnt from."""
+        """Return whether a batch passes through the model once before the update."""
         return self.measures_for_advantages or (self.objective.off_policy and not self.behaviour_is_old)
 
     @property
     def measures_for_advantages(self) -> bool:
-        """Return whether advantages depend on what is measured: on values, or on a KL in the reward."""
+        """Return whether advantages depend on measurements: on values, or on a KL in the reward."""
         return self.kl.in_reward or self.objective.resolved.baseline == "gae"
 
 
@@ -559,14 +560,15 @@ RECIPES: dict[str, dict[str, Any]] = {
         "pipeline": {"lag": 8},
     },
 }
-"""Settings by the name of their recipe, in the groups of ``LearnerConfig``; docs/recipes/ says where each is from.
+"""Settings by recipe name, in the groups of ``LearnerConfig``; docs/recipes/ gives their sources.
 
-They hold neither the learning rate, which belongs to a model and a batch size, nor the temperature, the sampler's.
+They contain neither the learning rate, which depends on model and batch size, nor the temperature, which is the
+sampler's.
 """
 
 
 def with_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Put a recipe's values under the settings that name it, which win over them, within a group as well.
+    """Fill in a recipe's values; the settings that name the recipe override it, also within a group.
 
     ``{"recipe": "isocompute-easy", "kl": {"coefficient": 0.01}}`` is the recipe with another weight of the KL.
     """
@@ -580,7 +582,7 @@ def with_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, where ``above`` wins; mappings in both are merged in turn."""
+    """Merge two mappings recursively; ``above`` wins."""
     merged = deepcopy(dict(base))
     for name, value in above.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)

@@ -4,7 +4,7 @@ from .contract.errors import InfrastructureError, IsoComputeError
 
 
 class LearnerError(IsoComputeError):
-    """An input of the learner cannot be used; the message names what is wrong and what would be right."""
+    """The learner cannot use an input; the message names what is wrong and what would be right."""
 
 
 class SyncError(LearnerError):

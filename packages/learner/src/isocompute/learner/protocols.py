@@ -1,6 +1,6 @@
-"""Protocols of what the training loop is given; any object of these shapes will do.
+"""Protocols of the objects that the training loop uses; any object with these methods will do.
 
-``Sampler.sync``, ``Meter.charge`` and whatever takes one argument are called with positional arguments, all other
+``Sampler.sync``, ``Meter.charge`` and all methods with one argument are called with positional arguments, all other
 methods with keyword arguments.
 """
 
@@ -20,15 +20,15 @@ Watch = Callable[[Record], None]
 
 
 class Updater(Protocol):
-    """A learner, whether one rank in this process (``Learner``) or a group of ranks (``LearnerGroup``).
+    """A learner: one rank in this process (``Learner``) or a group of ranks (``LearnerGroup``).
 
     Attributes:
-        config: The settings it was last reset to.
-        version: Batches learnt from since, which is the version of its weights (the policy version).
+        config: The settings of the last reset.
+        version: Batches learnt from since the reset; this is the version of the weights (the policy version).
 
     Raises:
-        SyncError: Other weights than the learner's sampled the responses.
-        DivergenceError: The gradient, the loss or a log-probability of the learner's own is not finite.
+        SyncError: Weights other than the learner's sampled the responses.
+        DivergenceError: The gradient, the loss or one of the learner's log-probabilities is not finite.
         LearnerError: There is nothing to learn from or to compare, or the rollouts do not fit the model.
     """
 
@@ -36,7 +36,7 @@ class Updater(Protocol):
     version: int
 
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """The policy's tensors by their Hugging Face names, without gradient, to be taken one after the other."""
+        """The policy's tensors by their Hugging Face names, without gradient, to be read one after the other."""
         ...
 
     def reset(self, config: LearnerConfig) -> None:
@@ -47,8 +47,8 @@ class Updater(Protocol):
         """Pass responses through the model without learning from them.
 
         Returns:
-            The table with list columns of a number for each response token that was sampled: ``old_logprobs``, with a
-            KL term ``reference_logprobs``, with a critic ``values``.
+            The table with list columns of one number per sampled response token: ``old_logprobs``, with a KL term
+            ``reference_logprobs``, with a critic ``values``.
         """
         ...
 
@@ -58,21 +58,21 @@ class Updater(Protocol):
         Args:
             batch: Completed responses as a ``rollouts`` table with the columns of ``objective.prepare`` and
                 ``objective.minibatches``.
-            advance: Whether the version of the weights is counted up, if they change: with the last optimizer step of
-                a batch.
+            advance: Whether to increment the version of the weights if they change; true for a batch's last optimizer
+                step.
         """
         ...
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
-        """Return how far the sampler's log-probabilities are from the learner's, over all responses."""
+        """Compare the sampler's log-probabilities with the learner's, over all responses."""
         ...
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
-        """Return what a checkpoint must hold: tensors, to be read before the next update, and what JSON can express."""
+        """Return the state for a checkpoint: tensors, to be read before the next update, and values for JSON."""
         ...
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """Continue from what ``state`` returned, unless it is that of another model or another base model."""
+        """Continue from what ``state`` returned; refuse a state of another model or another base model."""
         ...
 
 
@@ -98,52 +98,52 @@ class Sampler(Protocol):
         """Return the ``rollouts`` table of ``samples`` responses to each problem.
 
         Args:
-            samples: Responses per problem that are completed; tries that failed come as rows beyond them, with
-                ``finish_reason`` ``aborted``.
-            seed: Seed of the run; each response's own follows from it, the step, the phase, the problem and the
+            samples: Completed responses per problem; failed attempts are additional rows with ``finish_reason``
+                ``aborted``.
+            seed: Seed of the run; each response's seed follows from it, the step, the phase, the problem and the
                 sample.
-            phase: ``train``, ``eval`` or ``canary``, of a sync that is checked.
-            max_new_tokens: Longest response, where that is less than the sampler's: with a lag, of a canary.
+            phase: ``train``, ``eval``, or ``canary`` for a sync check.
+            max_new_tokens: Longest response, if shorter than the sampler's; with a lag, for a sync check.
         """
         ...
 
     def sync(self, weights: Iterable[tuple[str, torch.Tensor]], version: int, /) -> None:
-        """Take over the learner's weights."""
+        """Load the learner's weights."""
         ...
 
 
 class Pipe(Protocol):
-    """Generates while updates are taken: batches are begun, and taken complete in the same order."""
+    """Generates during updates: batches are begun, and taken complete in the same order."""
 
     def begin(self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, run_id: str) -> None:
         """Admit the groups of a step's batch, sorted by ``problem_id``, without waiting for them."""
         ...
 
     def take(self, step: int) -> pl.DataFrame:
-        """Wait until all groups of a step's batch are complete; returns their ``rollouts`` table.
+        """Wait until all groups of a step's batch are complete; return their ``rollouts`` table.
 
-        Its column ``weights_version`` is the version that drew a response's first token. Where later tokens may be of
-        later ones, the list columns ``version_starts`` and ``versions`` say from which token on each has drawn.
+        The column ``weights_version`` is the version that sampled a response's first token. If later tokens may come
+        from later versions, the list columns ``version_starts`` and ``versions`` give the first token of each version.
         """
         ...
 
     def push(self, weights: Iterable[tuple[str, torch.Tensor]], version: int, /) -> None:
-        """Let weights enter all engines; what is in flight goes on with them."""
+        """Load weights into all engines; responses in flight continue with them."""
         ...
 
     def abandon(self) -> pl.DataFrame | None:
-        """Take out all that was begun and not taken; returns what was generated of it, as a ``rollouts`` table."""
+        """Drop all batches that were begun and not taken; return what was generated of them as a ``rollouts`` table."""
         ...
 
     def idle(self) -> Mapping[str, float]:
-        """Return the shares of time since the last call in which ``engines`` and ``trainer`` had to wait.
+        """Return the fractions of time since the last call in which ``engines`` and ``trainer`` had to wait.
 
-        With a virtual clock also the time on it, ``clock``.
+        With a virtual clock, also its time, ``clock``.
         """
         ...
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
-        """Return what is in the pipe: tensors, and plain values that JSON can express."""
+        """Return the pipe's contents: tensors and values for JSON."""
         ...
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
@@ -158,16 +158,16 @@ class Evaluator(Protocol):
         """Evaluate the policy.
 
         Args:
-            at: The point of the grid, step · B_p · n, on which the evaluation's seeds may depend: one and the
-                same for all runs, whatever failed in one of them.
-            rollouts: What was counted as generated for training, failed tries included.
-            tokens: Response tokens of these.
+            at: The point of the grid, step · B_p · n, on which the evaluation's seeds may depend. It is the same for
+                all runs, whatever failed in one of them.
+            rollouts: Rollouts generated for training so far, failed attempts included.
+            tokens: Response tokens of these rollouts.
         """
         ...
 
 
 class Evaluated(Protocol):
-    """One evaluation: a row of ``evals``, its scores, and what it cost."""
+    """One evaluation: a row of ``evals``, its scores, and the responses that it cost."""
 
     @property
     def row(self) -> Mapping[str, Any]:
@@ -176,12 +176,12 @@ class Evaluated(Protocol):
 
     @property
     def scores(self) -> Mapping[str, float]:
-        """The metric columns of the row, such as ``avg_at_4``: what is logged."""
+        """The row's metric columns, such as ``avg_at_4``, for logging."""
         ...
 
     @property
     def rollouts_table(self) -> pl.DataFrame | None:
-        """The responses behind it, as a ``rollouts`` table; None when they were charged elsewhere."""
+        """The responses as a ``rollouts`` table; None if they were charged elsewhere."""
         ...
 
 
@@ -189,19 +189,19 @@ class Meter(Protocol):
     """Decides whether a step may be taken, and records what it generated."""
 
     def admit(self, *, step: int, rollouts: int) -> object:
-        """Return a true value when a step, counted from 1, may be taken, which will generate B_p · n rollouts."""
+        """Return a true value if a step, counted from 1, may be taken; it will generate B_p · n rollouts."""
         ...
 
     def reserve(self, rollouts: int, /) -> None:
-        """Note how many rollouts for training are under way, before new ones are generated; only with a lag."""
+        """Record how many training rollouts are in flight before new ones are generated; only with a lag."""
         ...
 
     def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
-        """Record what was generated; when this returns, a checkpoint that follows from it may be saved.
+        """Record generated rollouts; once this returns, a checkpoint after them may be saved.
 
         Args:
-            rollouts: A ``rollouts`` table with a column ``cohort``: ``trained``, ``filtered`` or ``failed`` for
-                responses to training problems, with a lag ``stale`` or ``unused``, too, and ``eval`` for those of an
-                evaluation.
+            rollouts: A ``rollouts`` table with a column ``cohort``. It is ``trained``, ``filtered`` or ``failed`` for
+                responses to training problems, with a lag also ``stale`` or ``unused``, and ``eval`` for responses of
+                an evaluation.
         """
         ...

@@ -1,4 +1,4 @@
-"""Problems, samplers, verifiers, difficulty: what does the policy answer, and is it right?"""
+"""Problems, samplers, verifiers and difficulty: what the policy answers, and whether it is right."""
 
 from .errors import RolloutError
 from .problems.loading import Loaded, load_checked, load_problems

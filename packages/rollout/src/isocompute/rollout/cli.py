@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _log_shown() -> Iterator[None]:
-    """Show what the package logs, such as an engine's memory or a server that is left out, on stderr."""
+    """Show the package's log on stderr, such as an engine's memory or a server that is left out."""
     logger, handler = logging.getLogger(__name__.rpartition(".")[0]), logging.StreamHandler()
     before = logger.level
     logger.addHandler(handler)

@@ -9,24 +9,24 @@ from .contract.errors import InfrastructureError, IsoComputeError
 from .contract.files import reason_of
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
-"""Libraries that vLLM asks for and this package does not need: beside the CPU build of torch, registries often give
-their CUDA builds, with which importing vLLM and parts of transformers fails."""
+"""Libraries that vLLM requires and this package does not. Registries often pair their CUDA builds with the CPU build of
+torch; importing vLLM and parts of transformers then fails."""
 
 
 class RolloutError(IsoComputeError):
-    """Something asked of the package cannot be done; the message says what and what would be right."""
+    """The package cannot do what was asked; the message says what is wrong and what would be right."""
 
 
 class ProblemError(RolloutError):
-    """No response to a problem can be scored: its fault, and neither that of a response nor that of this machine."""
+    """No response to a problem can be scored; the problem is at fault, not a response or this machine."""
 
 
 class EngineError(RolloutError, InfrastructureError):
-    """An engine in a process of its own died or timed out; a new sampler may be opened."""
+    """An engine in its own process died or timed out; a new sampler may be opened."""
 
 
 def library(name: str, *, extra: str) -> Any:
-    """Import a library that is not always installed, or say which extra brings it."""
+    """Import an optional library, or name the extra that installs it."""
     try:
         return import_module(name)
     except ImportError:
@@ -34,19 +34,19 @@ def library(name: str, *, extra: str) -> Any:
 
 
 def check_folder(model: str | Path) -> None:
-    """Refuse a folder that holds no model; libraries would look for a model of its name on the hub."""
+    """Refuse a folder without a model; libraries would look for a model of that name on the hub."""
     if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
         raise RolloutError(f"the base model {model} cannot be loaded (its folder holds no config.json)")
 
 
 def not_loaded(model: str, error: BaseException) -> RolloutError:
-    """Return what to raise for a model that a library could not load, or for the library that is to blame."""
+    """Return the error for a model that a library could not load, or for the library that is to blame."""
     for name in COMPANIONS:
         try:
             if find_spec(name) is not None:
                 import_module(name)
         except Exception as misfit:
-            # A library of another build raises errors of any class.
+            # A library of an incompatible build raises errors of any class.
             return RolloutError(
                 f"{model} was not loaded, because the installed {name} does not fit this torch ({reason_of(misfit)}); "
                 f"remove it, since nothing here needs it: pip uninstall --yes {' '.join(COMPANIONS)}"

@@ -1,4 +1,4 @@
-"""What a run appends: tables of an SQLite file, of which each row is on the disk once it is written, whole."""
+"""An append-only SQLite store for a run: each row is written whole and is on disk once it is written."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .contract.files import reason_of
 from .errors import RolloutError
 
 WAIT = 60.0
-"""Seconds for which another's lock on a file is waited for."""
+"""Longest wait for another process's lock on a file (s)."""
 
 
 class Store(contextlib.AbstractContextManager["Store"]):
-    """An SQLite file that is open.
+    """An open SQLite file.
 
-    Its journal is truncated, not a write-ahead log, which network file systems do not have, and each transaction is
-    synced. Those who read and write it wait for each other.
+    It uses a truncated journal instead of a write-ahead log, which network file systems do not support, and syncs each
+    transaction. Readers and writers wait for each other.
 
     Args:
-        schema: Statements that make its tables where they are not there.
-        alone: Whether others are refused until this is closed or its process ends, however it ends.
+        schema: Statements that create its tables if they do not exist.
+        alone: Whether others are refused until this is closed or its process ends in any way.
     """
 
     def __init__(self, path: Path, schema: str, *, alone: bool = False) -> None:
@@ -34,7 +34,7 @@ class Store(contextlib.AbstractContextManager["Store"]):
             try:
                 if alone:
                     self._sql.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT;")
-                # A file of an earlier version, which has a write-ahead log, is converted.
+                # Converts a file of an earlier version, which has a write-ahead log.
                 (mode,) = self._sql.execute("PRAGMA journal_mode = TRUNCATE").fetchone()
                 if mode != "truncate":
                     raise RolloutError(f"{path}: stays in SQLite's journal mode {mode}, and truncate is needed")
@@ -44,14 +44,14 @@ class Store(contextlib.AbstractContextManager["Store"]):
                 raise
 
     def run(self, statement: str, *values: Any) -> list[Any]:
-        """Run one statement, a transaction of its own that changes nothing where it fails; returns its rows."""
+        """Run one statement as its own transaction, which changes nothing if it fails; return its rows."""
         with self._sentences():
             return self._sql.execute(statement, values).fetchall()
 
     def close(self) -> None:
-        """Let others in."""
+        """Close the file, so that others can use it."""
         if self._alone:
-            # Its journal is removed with this. Damaged, or closed already.
+            # This removes the journal. The file may be damaged or closed already.
             with contextlib.suppress(sqlite3.Error):
                 self._sql.execute("PRAGMA journal_mode = DELETE")
         self._sql.close()
@@ -63,12 +63,12 @@ class Store(contextlib.AbstractContextManager["Store"]):
         self.close()
 
     def damaged(self, why: object) -> RolloutError:
-        """Return what to raise for a file that holds something else than what was written."""
+        """Return the error for a file with unexpected contents."""
         return RolloutError(f"{self.path}: is damaged ({why}); remove that file to begin again")
 
     @contextlib.contextmanager
     def _sentences(self) -> Iterator[None]:
-        """Say in a sentence what SQLite or the system says."""
+        """Turn errors of SQLite and the system into sentences."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:

@@ -1,4 +1,4 @@
-"""Writes to MLflow: stores that several processes begin, experiments, and artifacts linked by content."""
+"""Writes to MLflow: stores that several processes may create, experiments, and artifacts linked by content."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def content_hash(path: Path) -> str:
 
 
 def ensure_store(uri: str | None = None) -> str:
-    """Point MLflow at a store that answers, made where a local one is not there; returns its address."""
+    """Point MLflow at a reachable store, creating a local one if needed; return its address."""
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     with _alone(uri):
         connect(uri, create=True)
@@ -36,7 +36,7 @@ def ensure_store(uri: str | None = None) -> str:
 
 @contextlib.contextmanager
 def _alone(uri: str) -> Iterator[None]:
-    """Keep other processes from a SQLite store: of two that touch a new one at once, both fail."""
+    """Lock out other processes from a SQLite store: if two open a new one at once, both fail."""
     if not uri.startswith(SQLITE):
         yield
         return
@@ -53,10 +53,10 @@ def _alone(uri: str) -> Iterator[None]:
 
 
 def ensure_experiment(name: str) -> str:
-    """Return the id of an experiment, made (or restored) when it is not there.
+    """Return the id of an experiment, which is created or restored if needed.
 
-    The experiment is marked for MLflow's model-training view; without the mark the UI opens it in its
-    view for generative applications, which has no charts.
+    The experiment is marked for MLflow's model-training view; without the mark the UI opens it in its view for
+    generative applications, which has no charts.
     """
     mlflow = mlflow_module()
     client, uri = mlflow.MlflowClient(), mlflow.get_tracking_uri()
@@ -65,7 +65,7 @@ def ensure_experiment(name: str) -> str:
         if found is None:
             place = None
             if uri.startswith(SQLITE):
-                # Beside the store, wherever the process runs.
+                # Next to the store, wherever the process runs.
                 root = Path(uri.removeprefix(SQLITE)).resolve().parent / "mlartifacts"
                 place = (root / name.replace("/", "_")).as_uri()
             tags = {"mlflow.experimentKind": "custom_model_development"}
@@ -76,9 +76,9 @@ def ensure_experiment(name: str) -> str:
 
 
 def context_tags() -> dict[str, str]:
-    """MLflow's tags of who runs this and from which commit: ``mlflow.user``, ``mlflow.source.git.commit``, …."""
+    """MLflow's tags for who runs this and from which commit: ``mlflow.user``, ``mlflow.source.git.commit``, …."""
     found = mlflow_module().tracking.context.registry.resolve_tags()
-    # The address of a repository may carry a token.
+    # A repository's address may contain a token.
     return {name: redacted(str(value)) for name, value in found.items()}
 
 
@@ -91,7 +91,7 @@ def log_artifacts(
     metrics: Mapping[str, float],
     inputs: Mapping[str, Path],
 ) -> str:
-    """Log one finished run that carries tables or documents, and is linked to its inputs by their content.
+    """Log one finished run with tables or documents, linked to its inputs by their content.
 
     Returns the MLflow run id; ``runs:/ID/NAME`` is then a source.
     """
@@ -114,12 +114,12 @@ def log_artifacts(
 
 
 def attach(run_id: str, artifacts: Mapping[str, Path], *, figures: Collection[Path] = ()) -> None:
-    """Log files as named artifacts of an existing run; figures have no such name, and are only looked at."""
+    """Log files as named artifacts of an existing run; figures have no such name, since they are only viewed."""
     client = mlflow_module().MlflowClient()
     for figure in figures:
         client.log_artifact(run_id, str(figure), "figures")
     for name, path in artifacts.items():
         with tempfile.TemporaryDirectory() as folder:
             client.log_artifact(run_id, shutil.copyfile(path, Path(folder) / f"{name}{path.suffix}"))
-        # Last, so that what is tagged is there.
+        # Last, so that tagged files exist.
         client.set_tag(run_id, ARTIFACT_TAG + name, content_hash(path))

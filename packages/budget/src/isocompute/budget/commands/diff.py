@@ -58,6 +58,8 @@ ALWAYS_AHEAD = {"prime-rl": 8, "open-instruct": 8}
 """Their defaults, in prime-rl's orchestrator.py and in open-instruct, which always sample ahead."""
 MEMORY = re.compile(r".*(?:micro.*batch_size|max_token_len|gpu_memory_utilization|tensor_parallel_size).*")
 """Settings that change memory and speed and nothing that is learned."""
+DEFAULT_RATES = dict.fromkeys(("trl", "verl", "openrlhf", "prime-rl", "skyrl", "slime"), 1e-6)
+"""Learning rates where settings say none, in the sources that the trainers' modules name; others' go by the model."""
 LABELS = {
     "devices": "devices that train",
     "n": "rollouts per problem, n",
@@ -102,7 +104,8 @@ def side(name: str, known: Trainer, values: Mapping[str, Value], world_size: int
     settings = Settings(values=values, where=name, world_size=world_size, problems=problems)
     batching = known.parse(settings)
     n, a_step, steps = batching.rollouts_per_problem, batching.problems_per_batch, batching.update_steps
-    ahead, rate = _ahead(known, settings), settings.find(*_rate_names(known))[1]
+    ahead, said = _ahead(known, settings), settings.find(*_rate_names(known))[1]
+    rate = DEFAULT_RATES.get(known.name) if said is None else said
     generated, updates, world = batching.batch_rollouts, batching.updates, batching.world_size
     # Several small batches of one policy for a step are one batch.
     at_once = None if updates is None else max(updates, Fraction(1))
@@ -306,6 +309,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     else:
         yield f"B trains as A does{', for another number of steps' if differing(a, b, ['steps']) else ''}"
     left = [name.rpartition(".")[2] for name in b.values if MEMORY.fullmatch(name)]
+    left = [name for name in left if not any(name in remark for remark in b.batching.inconsistent)]
     if arguments.gpus is not None and left and b.trainer.name not in OF_TRL:
         yield f"leave alone, since they change memory and speed only: {', '.join(dict.fromkeys(left))}"
     if a.trainer == b.trainer and (apart := _not_compared(a, b)):
@@ -373,7 +377,8 @@ def _devices(text: str, before: Side) -> int:
     """The devices that ``--gpus`` means."""
     match, now = re.fullmatch(r"([1-9]\d{0,6})(x?)", text), before.batching.world_size
     if not match:
-        raise BudgetError(f"--gpus is {text!r}; it must be a number of devices such as 16, or a factor such as 2x")
+        wanted = "a number of devices such as 16, also for fewer than now, or a whole factor such as 2x"
+        raise BudgetError(f"--gpus is {text!r}; it must be {wanted}")
     if before.trainer.name == "tinker":
         raise BudgetError("--gpus: with Tinker, devices are the service's")
     if match[2] and now is None:
@@ -382,10 +387,17 @@ def _devices(text: str, before: Side) -> int:
 
 
 def _row(name: str, a: Side, b: Side) -> list[object]:
-    both = (a.figures[name], b.figures[name])
     odd = "≠" if name not in ("devices", "each") and differing(a, b, [name]) else ""
-    silent = "not set" if name == "rate" else "unknown"
-    return [LABELS[name], *(silent if v is None else _shown(name, v) for v in both), odd or "?" * (None in both)]
+    unknown = None in (a.figures[name], b.figures[name])
+    return [LABELS[name], _cell(name, a), _cell(name, b), odd or "?" * unknown]
+
+
+def _cell(name: str, one: Side) -> str:
+    value = one.figures[name]
+    silent = name == "rate" and all(one.values.get(each) is None for each in _rate_names(one.trainer))
+    if value is None:
+        return "not set" if silent else "unknown"
+    return _shown(name, value) + " (default)" * silent
 
 
 def _shown(name: str, value: Fraction | float) -> str:

@@ -56,7 +56,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "example: isocompute-budget signal runs/grpo",
     )
     parser.add_argument("log", nargs="?", metavar="LOG", help="a run's log: folder, file, runs:/ID or tracking URI")
-    parser.add_argument("--pass-rate", type=number, metavar="P", help="mean pass rate of the problems")
+    parser.add_argument("--pass-rate", metavar="P", help="mean pass rate of the problems, such as 0.3")
     said = f"a + b of the Beta distribution of pass rates, with --pass-rate (default: {SPREAD:g}, uniform at 0.5)"
     parser.add_argument("--spread", type=number, metavar="S", help=said)
     said = "CSV of pass_rate and problems, and of samples where so many responses measured the rate"
@@ -109,9 +109,12 @@ def _beta(mean: float, spread: float) -> str:
     return f"Beta({mean * spread:.3g}, {(1 - mean) * spread:.3g})"
 
 
-def _of_mean(mean: float, spread: float) -> Rates:
-    if not 0 < mean < 1:
-        raise BudgetError(f"the pass rate is {mean:g}; it must be between 0 and 1, where no group has signal")
+def _of_mean(text: str, spread: float) -> Rates:
+    mean = parse_value(text)
+    if not isinstance(mean, float) or not 0 < mean < 1:
+        raise BudgetError(
+            f"the pass rate is {text:.40}; it must be a share such as 0.3: at 0 and at 1 no group has signal"
+        )
     said = f"assumed: pass rates are {_beta(mean, spread)}, which --spread changes; a histogram of them would say it"
     return Rates(mean=mean, share=lambda n: share_spread(mean, n, spread), said=said)
 

@@ -45,7 +45,10 @@ def whole_numbers(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if any(re.match(r"0\d", part.strip()) for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is a list with a comma between its numbers: leave out other commas")
-    return tuple(map(whole, parts))
+    try:
+        return tuple(map(whole, parts))
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; several are a list such as 4,8,16") from None
 
 
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[str]:

@@ -109,6 +109,8 @@ def rows_of(
         raise BudgetError(f"{log.name}: {'; '.join(remarks).replace('--world-size', '--set world_size=NUMBER')}")
     seed, rate = settings.find("seed", *reader.seeds)[1], settings.find(*reader.learning_rates)[1]
     seed = 0 if seed in (None, "auto") else seed
+    if rate is None and (rate := _logged_rate(log, reader.rate)) is not None:
+        settings.notes.append(f"the learning rate is {reader.rate}, the highest that was logged more than once")
     if isinstance(seed, bool) or not isinstance(seed, int | float) or seed != int(seed) or abs(seed) >= 2**53:
         raise BudgetError(f"{log.name}: seed is {seed}; it must be a whole number, or auto")
     common = {
@@ -127,7 +129,20 @@ def rows_of(
         for count in ("step", "rollouts", "tokens"):
             if not 0 <= row[count] < LARGEST_COUNT:
                 raise BudgetError(f"{log.name}: adds up to {row[count]:.3g} {count}, which is impossible")
+    _refuse_contradicted(log, settings, batching)
     return rows, sorted(set(settings.notes))
+
+
+def _logged_rate(log: Log, metric: str) -> float | None:
+    """The highest learning rate that a run logged, where it stayed at it: a warmup that was cut ends below it."""
+    rates = [rate for _, metrics in log.rows if (rate := metrics.get(metric, 0.0)) > 0]
+    return max(rates) if rates.count(max(rates, default=0.0)) > 1 else None
+
+
+def _refuse_contradicted(log: Log, settings: Settings, batching: Batching) -> None:
+    """Refuse a log in which its reader found what contradicts the settings, once none of these is missing."""
+    if found := settings.inconsistent[len(batching.inconsistent) :]:
+        raise BudgetError(f"{log.name}: {'; '.join(found)}")
 
 
 def progress_of(
@@ -173,7 +188,9 @@ def _progress(
     settings = settings_of(log, shared, given)
     try:
         batching = known.parse(settings)
-        return reader.progress(log, settings, batching), settings, batching
+        progressed = reader.progress(log, settings, batching)
+        _refuse_contradicted(log, settings, batching)
+        return progressed, settings, batching
     finally:
         read |= settings.read
 
@@ -356,6 +373,12 @@ class Given:
         rows = [row.get("step_column") for run, row in self.table.items() if _is(run, source)]
         return next((v for v in (*own, self.every.get("step_column"), *rows) if v), None)
 
+    def apart(self, one: str, other: str) -> bool:
+        """Return whether a setting is said of two logs with different values, so that they are no log of one run."""
+        said = [(run, *cell) for run, row in self.table.items() for cell in row.items()] + [*self.runs]
+        of = [{k: v for run, k, v in said if _is(run, log) or _is(run, _short(log))} for log in (one, other)]
+        return any(of[0][name] != of[1][name] for name in of[0].keys() & of[1].keys())
+
     def of(self, runs: Sequence[Sequence[str]], others: Sequence[str] = ()) -> list[dict[str, str]]:
         """What is said of each run.
 
@@ -527,7 +550,8 @@ def _found(
     for name, logs in by_trainer.items():
         if logs:
             known = TRAINERS[name]
-            runs += [(known, log) for log in join_restarts(once(logs, reader_of(known)), reader_of(known))]
+            reader = reader_of(known)
+            runs += [(known, log) for log in join_restarts(once(logs, reader, given.apart), reader)]
     return runs, unread, files
 
 

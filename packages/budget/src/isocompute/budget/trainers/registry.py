@@ -75,7 +75,8 @@ def read(
 def noticed(title: str, values: Mapping[str, Value], batching: Batching, read: Set[str]) -> Batching:
     """The batches, with the settings given that are not among those ``read``, and those of them that look misspelt."""
     given = {key for key, value in values.items() if value is not None}
-    ignored = tuple(key for key in values if key in given - read)
+    # Those that look like one that is read come first.
+    ignored = tuple(sorted((key for key in values if key in given - read), key=lambda key: not meant_by(key, read)))
     misspelt = [
         f"{key} is no setting that {title}'s batches follow from: did you mean {meant}?"
         for key in ignored

@@ -214,7 +214,8 @@ def _text(path: Path) -> str:
             if name_of(path).suffix.lower() in (*LOGS, ".json", ""):
                 return text_of(path, content(path))
         return ""
-    begin = _head(path)
+    # Blocks that a file system lost are full of zeros, and no sign of a binary file.
+    begin = re.sub(rb"\0{64,}", b"", _head(path))
     if begin.count(0) + begin.decode("utf-8", "replace").count("\ufffd") > 0.6 * len(begin):
         return ""
     data = _head(path, LONGEST)
@@ -354,11 +355,18 @@ MOST_DIFFERING = 5
 """Settings that are named where two logs of one run differ in them."""
 
 
-def once(logs: Sequence[Log], reader: LogReader) -> list[Log]:
-    """Merge logs of the same run: the longest one's rows, what only the others have of them, and all configurations."""
+def once(
+    logs: Sequence[Log], reader: LogReader, apart: Callable[[str, str], bool] = lambda one, other: False
+) -> list[Log]:
+    """Merge logs of the same run: the longest one's rows, what only the others have of them, and all configurations.
+
+    Args:
+        apart: Whether two logs, by their names, are known to be of two runs.
+    """
     out: list[Log] = []
     for log in sorted(logs, key=lambda log: -len(log.rows)):
-        same = next((k for k, other in enumerate(out) if _same(other, log, reader)), None)
+        alike = (k for k, other in enumerate(out) if _same(other, log, reader) and not apart(other.name, log.name))
+        same = next(alike, None)
         if same is None:
             out.append(log)
         else:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import SequenceMatcher
 from fractions import Fraction
+from functools import cache
 from math import ceil, gcd, prod
 from pathlib import Path
 from typing import Any, Literal
@@ -548,7 +549,8 @@ class Settings:
         micro, share = self.whole(key), exact_quotient(rollouts, self.data_parallel)
         if micro and share and share % micro:
             name = key.rpartition(".")[2]
-            self.inconsistent.append(f"{name} counts responses: {micro} does not divide the {share:,} {of}")
+            fits = f"{largest_divisor(share, micro):,} would"
+            self.inconsistent.append(f"{name} counts responses: {micro} does not divide the {share:,} {of}; {fits}")
 
     def note_epochs(self, key: str) -> None:
         """Note that the number of steps follows from epochs over problems that are not known."""
@@ -647,8 +649,11 @@ def _parts(name: str) -> tuple[str, str]:
     return section, own
 
 
+@cache
 def _alike(one: str, other: str) -> bool:
-    """Return whether two words are at most about two characters apart, and few of theirs."""
+    """Return whether two words are at most about two characters apart, and few of theirs, or one letter each."""
+    if len(one) == len(other) == 1:
+        return True
     return SequenceMatcher(None, one, other).ratio() >= max(0.8, 1 - 2.1 / max(len(one), 1))
 
 

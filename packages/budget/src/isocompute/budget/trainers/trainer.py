@@ -21,6 +21,7 @@ class LogReader:
         evaluations: The evaluations of a run with scores as they are logged, none where it has none. Raises a
             BudgetError where a setting that is needed is missing, or a count or a metric in the log is impossible.
         progress: What a run generated for training, step by step. Raises a BudgetError likewise.
+        rate: Metric of the learning rate that an update had; empty where none is read.
         understands: Settings that it reads by, beside the trainer's own and those of every reader (``doctor.SHARED``).
         beside: Names of the files that lie with its logs and are none themselves.
     """
@@ -31,6 +32,7 @@ class LogReader:
     learning_rates: tuple[str, ...]
     evaluations: Callable[[Log, Settings, Batching], list[LoggedEvaluation]]
     progress: Callable[[Log, Settings, Batching], StepCounts]
+    rate: str = ""
     understands: tuple[str, ...] = ()
     beside: re.Pattern[str] | None = None
 

@@ -58,7 +58,7 @@ ASYNC = "async_training"
 GENERATED = "fully_async/count/total_generated_samples"
 TRAINED = ("training/", "actor/", "critic/", "response_length/", "timing_s/")
 """Prefixes of metrics that only a training step logs, not an evaluation alone."""
-LENGTH = "response_length/mean"
+LENGTH, TOKENS = "response_length/mean", "perf/total_num_tokens"
 
 
 def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
@@ -86,9 +86,18 @@ def _counting(log: Log, settings: Settings, batching: Batching, tokens: Sequence
             raise settings.missing(f"{ASYNC}.trigger_parameter_sync_step")
         problems = settings.required("data.train_batch_size")
         updates = max(problems // mini, 1) * settings.required(f"{ACTOR}.ppo_epochs", default=1)
-        _check_one_batch(log)
+        trained = _check_one_batch(log)
         per_step, reason_unknown, own = _prompts(log, settings, problems, n + batching.baseline_rollouts)
         batch = problems * n
+        said = settings.find("rollouts_per_step")[1] is not None
+        # Means that were rounded give a batch that is off by some responses, and another n by many.
+        if trained and abs(trained - batch) > batch / 100 and not (reason_unknown or said):
+            fits = {f"{ROLLOUT}.n": problems, "data.train_batch_size": n}
+            right = [f"{name}={trained // other}" for name, other in fits.items() if trained % other == 0]
+            settings.inconsistent.append(
+                f"each step trained on {trained:,} responses ({TOKENS} and their mean lengths), and {problems:,} "
+                f"problems × {n:,} are {batch:,}: set {' or '.join([*right, 'rollouts_per_step where both are right'])}"
+            )
     return Counting(
         log=log,
         per_step=per_step,
@@ -139,19 +148,20 @@ def _versions(settings: Settings, mini: int, n: int) -> tuple[int | None, str, O
     return given or each, "", own, fetches * batches * settings.required(f"{ACTOR}.ppo_epochs", default=1)
 
 
-def _check_one_batch(log: Log) -> None:
-    """Check that a run trained on batches of one size, as far as its tokens and mean lengths say."""
-    of_prompts, of_all = "prompt_length/mean", "perf/total_num_tokens"
-    rows = [(s, m) for s, m in log.rows if {of_prompts, of_all, LENGTH} <= m.keys() and m[of_prompts] + m[LENGTH] > 0]
-    sizes = [(step, round(m[of_all] / (m[of_prompts] + m[LENGTH]))) for step, m in rows]
+def _check_one_batch(log: Log) -> int | None:
+    """The responses of each step, as far as tokens and mean lengths say one number of several steps."""
+    of_prompts = "prompt_length/mean"
+    rows = [(s, m) for s, m in log.rows if {of_prompts, TOKENS, LENGTH} <= m.keys() and m[of_prompts] + m[LENGTH] > 0]
+    sizes = [(step, round(m[TOKENS] / (m[of_prompts] + m[LENGTH]))) for step, m in rows]
     parts = [list(part) for _, part in groupby(sizes, key=itemgetter(1))]
     # Where groups are dropped every step has a size of its own, which says nothing.
     if len(parts) > 1 and 2 * len(parts) <= len(sizes):
         (until, before), (begin, after) = parts[0][-1], parts[1][0]
         raise BudgetError(
             f"{log.name}: trained on {before:,} responses up to step {until:,} and on {after:,} from step {begin:,} on "
-            f"({of_all}), so that it is no run of one n and one batch"
+            f"({TOKENS}), so that it is no run of one n and one batch"
         )
+    return sizes[0][1] if len(parts) == 1 and len(sizes) > 1 else None
 
 
 def _prompts(log: Log, settings: Settings, problems: int, responses: int) -> tuple[int | None, str, Own]:
@@ -435,6 +445,7 @@ VERL = Trainer(
         learning_rates=(f"{ACTOR}.optim.lr",),
         evaluations=evaluations,
         progress=_progress,
+        rate="actor/lr",
         understands=("metric", "rollouts_per_step"),
     ),
     parallelism=("tensor", "pipeline", "context"),

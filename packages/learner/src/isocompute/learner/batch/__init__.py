@@ -1,1 +1,1 @@
-"""From a table of rollouts to tensors: what is learnt from, in micro-batches, balanced over ranks."""
+"""Turns a table of rollouts into tensors: selects responses, forms micro-batches, balances them over ranks."""

@@ -1,6 +1,6 @@
-"""Micro-batches: the responses that pass through the model together, as tensors that are packed or padded.
+"""Micro-batches: the responses that pass through the model together, as packed or padded tensors.
 
-Packed, each prompt is there once and there is no padding.
+A packed micro-batch holds each prompt once and has no padding.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .responses import Responses, positions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gather:
-    """Rows of a tensor that are copied, some of them often, and the order in which gradients of copies are added up.
+    """Copies of a tensor's rows, some of them many times, with a fixed order for summing the gradients of the copies.
 
-    torch's ``index_select`` adds them up in their own type, and on CUDA in any order: in bfloat16 small terms of a
-    prompt that many responses share are lost, and no two runs are equal. Here each row's are added one after another,
-    in float32 or better.
+    torch's ``index_select`` sums them in the tensor's own type, and on CUDA in any order. In bfloat16 that loses small
+    terms of a prompt that many responses share, and no two runs are equal. Here the gradients of each row are added one
+    after another, in float32 or better.
 
     Attributes:
-        index: The row that each copy is of, shape ``(copies,)``.
-        order: The copies by their row; one that has no gradient may be left out.
+        index: The source row of each copy, shape ``(copies,)``.
+        order: The copies sorted by source row; copies without a gradient may be left out.
         begins: Where each row's copies begin in ``order``, and where the last ones end; shape ``(rows + 1,)``.
     """
 
@@ -38,7 +38,7 @@ class Gather:
     begins: torch.Tensor
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the copies, shape ``(copies, size)``, of a tensor of the shape ``(rows, size)``."""
+        """Return the copies, shape ``(copies, size)``, of a tensor of shape ``(rows, size)``."""
         found: torch.Tensor = _Copies.apply(tensor, self.index, self.order, self.begins)
         return found
 
@@ -55,24 +55,24 @@ class _Copies(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> Any:
-        # A sum of rows by segments, which torch has under this name alone. Sums are kept in float32 where rows are not.
+        # A segmented sum over rows, which torch has only under this name. It sums rows of a lower type in float32.
         order, begins = context.saved_tensors
         return embedding_bag(order, gradient, begins, mode="sum", include_last_offset=True), None, None, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRows:
-    """Which positions of a packed sequence attend to which: rows of whole responses, each behind its prompt.
+    """Which positions of a packed sequence attend to which: rows of whole responses, each after its prompt.
 
-    Two responses of 3 and 2 tokens to one prompt of 2, whose last tokens predict nothing and do not run, are packed as
-    ``p0 p1 a0 a1 b0``: the blocks hold the rows ``[[0, 1, 2, 3], [0, 1, 4, 0]]`` (the last 0 is padding), and
-    ``take`` is ``[0, 1, 2, 3, 6]``.
+    A prompt of 2 tokens has two responses of 3 and 2 tokens. The responses' last tokens predict nothing and do not run,
+    so the sequence is ``p0 p1 a0 a1 b0``. The blocks hold the rows ``[[0, 1, 2, 3], [0, 1, 4, 0]]`` (the last 0 is
+    padding), and ``take`` is ``[0, 1, 2, 3, 6]``.
 
     Attributes:
-        blocks: For rows of about the same length, the position of each of their tokens; shapes ``(rows, length)``.
-            A row attends to what is before it in the row, so padding at its end changes nothing.
-        keys: The blocks joined, as copies of positions; of keys and of values.
-        queries: The same of queries, whose copies have a gradient only where their result is taken.
+        blocks: The position of each token, for rows of about the same length; shapes ``(rows, length)``. A token
+            attends only to earlier tokens of its row, so padding at the end changes nothing.
+        keys: The joined blocks as copies of positions, for keys and values.
+        queries: The same for queries; a copy has a gradient only if its result is used.
     """
 
     blocks: tuple[torch.Tensor, ...]
@@ -81,30 +81,30 @@ class PackedRows:
 
     @property
     def take(self) -> torch.Tensor:
-        """Where each position's result is in the joined rows, a prompt's in its first; shape ``(positions,)``."""
+        """Index of each position's result in the joined rows, a prompt's in its first row; shape ``(positions,)``."""
         return self.queries.order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Responses that pass through the model together; ``tokens`` are those that the policy sampled, row by row.
+    """Responses that pass through the model together; ``tokens`` holds the sampled tokens, row by row.
 
-    Tokens that the policy did not sample, such as those that a forced interruption inserted, are context like the
-    prompt: they are in ``input_ids`` and nowhere else.
+    Tokens that the policy did not sample, such as those of a forced interruption, are context like the prompt. They
+    appear only in ``input_ids``.
 
     Attributes:
         input_ids: Shape ``(1, positions)`` when packed, else ``(responses, length)``.
         position_ids: The same shape.
         attention_mask: 1 on tokens and 0 on padding, the same shape; None when packed.
-        passed: How many tokens pass through the model: prompts and responses, and no padding.
-        keys: How many keys these attend to, all together; see ``rate.training_operations``.
+        passed: Tokens of prompts and responses that pass through the model, without padding.
+        keys: Total number of keys that these tokens attend to; see ``rate.training_operations``.
         predicts: The positions of the flattened input that predict the sampled tokens, in their order.
         tokens: The sampled tokens, shape ``(tokens,)``.
-        response: The index of each one's response, shape ``(tokens,)``.
+        response: Index of each sampled token's response, shape ``(tokens,)``.
         sampler_logprobs: Their log-probabilities under the sampler (nats), shape ``(tokens,)``.
-        weights: What each one's term is multiplied by in the loss, shape ``(tokens,)``.
-        zero_variance: Whether the rewards of its group are equal, shape ``(tokens,)``.
-        measured: What was measured before the update, by name (``old_logprobs``, ``reference_logprobs``,
+        weights: Weight of each token's term in the loss, shape ``(tokens,)``.
+        zero_variance: Whether the rewards of the token's group are equal, shape ``(tokens,)``.
+        measured: Measurements from before the update, by name (``old_logprobs``, ``reference_logprobs``,
             ``old_values``, ``returns``), each of shape ``(tokens,)``.
     """
 
@@ -130,8 +130,8 @@ class Piece:
     """Responses that pass through the model together, packed or padded.
 
     Attributes:
-        rows: Their rows among the ``Responses``, shape ``(responses,)``.
-        prompt: The index of each one's prompt among those of the piece, shape ``(responses,)``.
+        rows: Their rows in the ``Responses``, shape ``(responses,)``.
+        prompt: Index of each response's prompt within the piece, shape ``(responses,)``.
     """
 
     rows: np.ndarray
@@ -142,15 +142,15 @@ class Piece:
 def micro_batches(
     responses: Responses, rows: np.ndarray, *, tokens: int, share_prompts: bool = True
 ) -> Iterator[Piece]:
-    """Cut rows into pieces of at most so many tokens, each with one response or more, in the order of the rows.
+    """Cut rows, in order, into pieces of at most ``tokens`` tokens and at least one response each.
 
-    A padded piece costs its rows times the longest of them. A packed one costs each of its prompts once, and may have
-    ``config.ATTENDED`` times as many tokens in its rows of attention, where a prompt is before each of its responses.
+    A padded piece costs its number of rows times its longest row. A packed piece costs each of its prompts once. Its
+    attention repeats the prompt before each response, and may see up to ``config.ATTENDED`` times as many tokens.
 
     Args:
-        tokens: Most tokens of a piece, prompts and padding included; a single response may have more.
-        share_prompts: Whether pieces are packed: a prompt passes through the model once for all responses in a row
-            that have it.
+        tokens: Most tokens per piece, prompts and padding included; a single response may have more.
+        share_prompts: Whether to pack pieces: consecutive responses with the same prompt pass it through the model
+            once.
     """
     runs = responses.run_lengths[rows].tolist()
     wholes = responses.whole_lengths[rows].tolist()
@@ -172,22 +172,22 @@ def micro_batches(
 
 
 def _piece(rows: np.ndarray, same: list[bool], *, packed: bool) -> Piece:
-    # The prompt of the first row begins with the piece, whatever was before it.
+    # A piece always starts a new prompt, even if the row before it has the same one.
     return Piece(rows=rows, prompt=np.cumsum([False, *(not own for own in same[1:])]), packed=packed)
 
 
 def _shared(responses: Responses, rows: np.ndarray) -> np.ndarray:
-    """Return whether each of some rows has the prompt of the one before it among them."""
-    # A run of equal prompts has one number; where rows between two are left out, it is the same still.
+    """Return whether each of these rows has the same prompt as the previous one of them."""
+    # A run of equal prompts has one number, which stays the same if rows within the run are left out.
     run = np.cumsum(~responses.shares_prompt)[rows]
     same: np.ndarray = np.diff(run, prepend=-1) == 0
     return same
 
 
 def shares(batch: pl.DataFrame, ranks: int, *, free: np.ndarray | None = None) -> list[pl.DataFrame]:
-    """Cut a batch into a share for each rank, in order, of nearly the same number of tokens; some may be empty.
+    """Split a batch, in order, into one share per rank with nearly equal numbers of tokens; some may be empty.
 
-    A prompt whose group is cut passes through the model on both ranks.
+    If a group is split, its prompt passes through the model on both ranks.
 
     Args:
         batch: A ``rollouts`` table in which the responses of a group follow one another.
@@ -195,7 +195,7 @@ def shares(batch: pl.DataFrame, ranks: int, *, free: np.ndarray | None = None) -
     """
     prompts, responses = (batch[name].list.len().to_numpy().astype(np.int64) for name in ("prompt_ids", "response_ids"))
     cost = np.maximum(responses - 1, 0)
-    # Where a group begins, its prompt is paid for.
+    # The first response of a group pays for the prompt.
     begins = batch["problem_id"].ne_missing(batch["problem_id"].shift(1)).to_numpy()
     cost = cost + np.where(begins, prompts, 0)
     if free is not None:
@@ -207,7 +207,7 @@ def shares(batch: pl.DataFrame, ranks: int, *, free: np.ndarray | None = None) -
 
 
 PADDING = 1.25
-"""Most that padding may add to the rows of a block of attention, as a multiple of their tokens."""
+"""Largest padded size of an attention block, as a multiple of its tokens."""
 
 
 def packed(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) -> MicroBatch:
@@ -221,7 +221,7 @@ def packed(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
     ids = np.concatenate([responses.prompts.joined(prompt_rows), responses.responses.values[running]])
     before = prompt_lengths[piece.prompt]
     place = np.concatenate([positions(np.zeros_like(prompt_lengths), prompt_lengths), positions(before, run)])
-    # Each token is predicted by the one before it in its response, and the first one by the prompt's last.
+    # Each token is predicted by the previous one of its response, and the first one by the prompt's last token.
     last = (prompt_starts + prompt_lengths - 1)[piece.prompt]
     predicts = _predicting(last, starts, responses.responses.lengths[rows])
     return MicroBatch(
@@ -236,7 +236,7 @@ def packed(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
 
 
 def padded(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) -> MicroBatch:
-    """Pad a piece to one length, a row for each response: prompt, response without its last token, padding."""
+    """Pad a piece to one length, with one row per response: prompt, response without its last token, padding."""
     rows = piece.rows
     prompt_lengths, run = responses.prompts.lengths[rows], responses.run_lengths[rows]
     whole = responses.whole_lengths[rows]
@@ -245,7 +245,7 @@ def padded(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
     in_prompt = place < prompt_lengths[:, None]
     in_response = ~in_prompt & (place < whole[:, None])
     ids = np.zeros((len(rows), length), dtype=np.int64)
-    # Row-major boolean assignment visits a row's positions in order, as the joined values are.
+    # Boolean assignment in row-major order visits each row's positions in order, which matches the joined values.
     ids[in_prompt] = responses.prompts.joined(rows)
     ids[in_response] = responses.responses.values[positions(responses.responses.offsets[rows], run)]
     starts = np.arange(len(rows)) * length + prompt_lengths
@@ -262,23 +262,23 @@ def padded(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
 
 
 def _sent(values: np.ndarray, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """A tensor of some numbers on a device; to a GPU it is sent while this goes on."""
+    """Copy numbers to a tensor on a device; the copy to a GPU is asynchronous."""
     made = torch.tensor(values, dtype=dtype)
     if torch.device(device).type != "cuda":
         return made.to(device)
-    # From memory that is not pinned a copy would wait for all that the device has been given to do.
+    # A copy from unpinned memory would wait for all work queued on the device.
     return made.pin_memory().to(device, non_blocking=True)
 
 
 def _predicting(last: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The position that predicts each token of each response: the prompt's last one, then the response's own."""
+    """Position that predicts each response token: the prompt's last token, then the response's own."""
     predicts = positions(starts - 1, lengths)
     predicts[np.cumsum(lengths) - lengths] = last
     return predicts
 
 
 def _gather(index: np.ndarray, rows: int, device: str, *, copies: np.ndarray | None = None) -> Gather:
-    """A gather of so many rows; ``copies`` says of each copy whether it has a gradient; None: all have."""
+    """Make a gather from ``rows`` rows; ``copies`` marks the copies that have a gradient (None: all)."""
     left = np.arange(len(index)) if copies is None else np.flatnonzero(copies)
     order = left[np.argsort(index[left], kind="stable")]
     begins = np.searchsorted(index[order], np.arange(rows + 1))
@@ -289,7 +289,7 @@ def _gather(index: np.ndarray, rows: int, device: str, *, copies: np.ndarray | N
 def _of_tokens(
     responses: Responses, rows: np.ndarray, predicts: np.ndarray, size: int, device: str, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """The fields of a micro-batch that have a number for each sampled token."""
+    """The fields of a micro-batch that hold one number per sampled token."""
     every = positions(responses.responses.offsets[rows], responses.responses.lengths[rows])
     sampled = responses.sampled[every]
     counts = responses.counts[rows]
@@ -301,7 +301,7 @@ def _of_tokens(
         return np.repeat(responses.of_rows[name][rows], counts)
 
     measured = {name: lists.joined(rows) for name, lists in responses.of_tokens.items()}
-    # Advantages may be a response's or each token's own.
+    # Advantages are per response or per token.
     advantages = measured.pop("advantages", repeated("advantage"))
     return {
         "predicts": _gather(predicts[sampled], size, device),
@@ -319,7 +319,7 @@ def _of_tokens(
 def _attending(
     prompt_starts: np.ndarray, prompts: np.ndarray, starts: np.ndarray, run: np.ndarray, prompt: np.ndarray, device: str
 ) -> PackedRows:
-    """Lay the rows of attention out in blocks of about one length, the longest first."""
+    """Arrange the rows of attention in blocks of similar length, longest first."""
     lengths = prompts + run
     firsts = np.zeros(len(run), dtype=bool)
     firsts[np.unique(prompt, return_index=True)[1]] = True
@@ -334,11 +334,11 @@ def _attending(
         block[in_response] = positions(starts[chosen], run[chosen])
         blocks.append(block)
         real.append((in_prompt | in_response).ravel())
-        # The same prompt stands in many rows, and is taken from that of its first response.
+        # Many rows contain the same prompt; its result is taken from the first of them.
         taken.append((in_response | in_prompt & firsts[chosen][:, None]).ravel())
     joined = np.concatenate([block.ravel() for block in blocks])
     size = int(joined.max()) + 1
-    # Nothing that is taken has seen the padding behind it.
+    # No result that is taken depends on the padding after it.
     keys, queries = (_gather(joined, size, device, copies=np.concatenate(each)) for each in (real, taken))
     parts = keys.index.split([block.size for block in blocks])
     shaped = tuple(part.view(block.shape) for part, block in zip(parts, blocks, strict=True))
@@ -346,7 +346,7 @@ def _attending(
 
 
 def _blocks(lengths: np.ndarray) -> list[np.ndarray]:
-    """Rows in blocks, so that padding to the longest of a block adds little."""
+    """Group rows into blocks so that padding to a block's longest row adds little."""
     order = np.argsort(-lengths, kind="stable")
     blocks, start, held = [], 0, 0
     for i, row in enumerate(order.tolist()):

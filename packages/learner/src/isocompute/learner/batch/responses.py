@@ -1,4 +1,4 @@
-"""Reading a ``rollouts`` table: its columns checked, and its lists as offsets and joined values."""
+"""Reads a ``rollouts`` table: checks its columns, and stores its lists as offsets and joined values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import LearnerError
 
 
 class Column(NamedTuple):
-    """A column of a ``rollouts`` table: its type in words, whether a type is that, and what it is needed for."""
+    """A column of a ``rollouts`` table: its type in words, the check of that type, and its purpose."""
 
     type: str
     is_it: Callable[[pl.DataType], bool]
@@ -21,7 +21,7 @@ class Column(NamedTuple):
 
 
 def _lists_of(accepts: Callable[[Any], bool]) -> Callable[[pl.DataType], bool]:
-    # A table of failed responses only has lists without a type.
+    # If all responses failed, the table's lists have no element type.
     return lambda dtype: isinstance(dtype, pl.List) and (dtype.inner == pl.Null or accepts(dtype.inner))
 
 
@@ -60,14 +60,14 @@ COLUMNS = {
 def check_columns(
     rollouts: pl.DataFrame, names: Collection[str] = tuple(COLUMNS), *, source: str = "the table of rollouts"
 ) -> None:
-    """Refuse a table that lacks a column, or has one of another type, and say what it is for."""
+    """Refuse a table that lacks a column or has one of the wrong type; the error says what the column is for."""
     for name in names:
         column = COLUMNS[name]
         if name not in rollouts.columns:
             raise LearnerError(
                 f"{source} has no column {name} ({column.type}), {column.purpose}: the sampler must report it"
             )
-        # A column without a value has no type: a table without rows, or of responses that all failed.
+        # A column without values has no type, as in a table without rows or with failed responses only.
         dtype = rollouts.schema[name]
         if not isinstance(dtype, pl.Null) and not column.is_it(dtype):
             raise LearnerError(
@@ -76,7 +76,7 @@ def check_columns(
 
 
 def check_sampled(rollouts: object, problems: pl.DataFrame, *, source: str) -> None:
-    """Refuse what a sampler returned if it is not a table of responses to the problems that it was given."""
+    """Refuse a sampler's result if it is not a table of responses to the given problems."""
     if not isinstance(rollouts, pl.DataFrame):
         raise LearnerError(
             f"{source} is a {type(rollouts).__name__}; it must be a polars.DataFrame, a row per response"
@@ -91,7 +91,7 @@ def check_sampled(rollouts: object, problems: pl.DataFrame, *, source: str) -> N
 
 
 def last_version(rollouts: pl.DataFrame) -> pl.Expr:
-    """Return the version of the weights that drew a response's last token, for each row of a table."""
+    """Return the weights version that sampled each response's last token, for each row of a table."""
     oldest = pl.col("weights_version")
     if "versions" not in rollouts.columns:
         return oldest
@@ -99,17 +99,17 @@ def last_version(rollouts: pl.DataFrame) -> pl.Expr:
 
 
 def marks(rollouts: pl.DataFrame, *, of: str = "response_ids") -> pl.Expr:
-    """Whether the policy sampled each token; a row without a value, and a table without the column, all of them."""
+    """Whether the policy sampled each token; all of them in a row without a value or a table without the column."""
     throughout = pl.lit(True).repeat_by(pl.col(of).list.len())
     return pl.coalesce("sampled", throughout) if "sampled" in rollouts.columns else throughout
 
 
 OF_TOKENS = ("old_logprobs", "reference_logprobs", "old_values", "advantages", "returns")
-"""List columns with a number for each sampled token, of ``measure`` and ``objective.prepare``."""
+"""List columns from ``measure`` and ``objective.prepare`` with one number per sampled token."""
 OF_ROWS = ("advantage", "loss_weight", "zero_variance")
-"""Columns with a number for each response, of ``objective.prepare``."""
+"""Columns from ``objective.prepare`` with one number per response."""
 MEASURED = {"values": "old_values"}
-"""Columns that are called otherwise in the table."""
+"""Columns that have another name in the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class Lists:
 
     @classmethod
     def of(cls, values: np.ndarray, lengths: np.ndarray) -> Lists:
-        """Lists of some lengths, from their joined values."""
+        """Build lists from joined values and their lengths."""
         return cls(offsets=np.concatenate([[0], np.cumsum(lengths)]), values=values)
 
     @property
@@ -139,18 +139,18 @@ class Lists:
 
     @property
     def last(self) -> np.ndarray:
-        """Where the last value of each list that has one is, shape ``(rows with values,)``."""
+        """Index of the last value of each non-empty list, shape ``(non-empty rows,)``."""
         ends: np.ndarray = self.offsets[1:][self.lengths > 0] - 1
         return ends
 
     @property
     def mask(self) -> np.ndarray:
-        """Where the values are in the matrix of ``padded``, shape ``(rows, longest)``."""
+        """Mask of the values in the matrix ``padded``, shape ``(rows, longest)``."""
         within: np.ndarray = np.arange(int(self.lengths.max(initial=0)))[None, :] < self.lengths[:, None]
         return within
 
     def padded(self) -> np.ndarray:
-        """The lists as a matrix filled up with 0, shape ``(rows, longest)``."""
+        """The lists as a matrix padded with 0, shape ``(rows, longest)``."""
         matrix = np.zeros(self.mask.shape)
         matrix[self.mask] = self.values
         return matrix
@@ -168,15 +168,15 @@ class Lists:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Responses:
-    """Responses that are learnt from, with at least one sampled token each.
+    """Responses to learn from, each with at least one sampled token.
 
     Attributes:
         sampled: Whether the policy sampled each token of a response; shape ``(response tokens,)``.
-        counts: Sampled tokens of each response, shape ``(rows,)``.
-        logprobs: The sampler's log-probabilities, one for each token of a response.
-        shares_prompt: Whether a response has the same prompt as the one before it, shape ``(rows,)``.
-        of_rows: A number for each response (``OF_ROWS``).
-        of_tokens: Lists with a number for each sampled token (``OF_TOKENS``), where the table has them.
+        counts: Number of sampled tokens of each response, shape ``(rows,)``.
+        logprobs: The sampler's log-probabilities, one per response token.
+        shares_prompt: Whether each response has the same prompt as the previous one, shape ``(rows,)``.
+        of_rows: Columns with one number per response (``OF_ROWS``).
+        of_tokens: List columns of the table with one number per sampled token (``OF_TOKENS``).
     """
 
     prompts: Lists
@@ -204,13 +204,13 @@ class Responses:
         return lengths
 
     def tokens_of(self, rows: np.ndarray) -> np.ndarray:
-        """Where the sampled tokens of some rows are among the sampled tokens of all, in the order of these rows."""
+        """Indices of the sampled tokens of some rows among all sampled tokens, in the order of these rows."""
         ends = np.cumsum(self.counts)
         return positions((ends - self.counts)[rows], self.counts[rows])
 
 
 def positions(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The numbers from each start on, as many as its length says: starts 5 and 0, lengths 2 and 1 give 5, 6, 0."""
+    """Count up from each start, ``lengths`` numbers each: starts 5 and 0 with lengths 2 and 1 give 5, 6, 0."""
     ends = np.cumsum(lengths)
     steps: np.ndarray = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
     return np.asarray(steps + np.repeat(starts, lengths))
@@ -220,9 +220,9 @@ def read(rollouts: pl.DataFrame, *, vocabulary: int) -> Responses:
     """Read the responses of a table that have a sampled token; the others add nothing to a sum over tokens.
 
     Args:
-        rollouts: A ``rollouts`` table. ``advantage`` and ``loss_weight`` count as 0 where it lacks them. Where it has
-            a column ``sampled``, it says of each response token whether the policy sampled it; a row without a value,
-            and a table without the column, is sampled throughout.
+        rollouts: A ``rollouts`` table. Missing columns ``advantage`` and ``loss_weight`` count as 0. The optional
+            column ``sampled`` says of each response token whether the policy sampled it. If the column or a row's value
+            is missing, all tokens count as sampled.
     """
     check_columns(rollouts, ("prompt_ids", "response_ids", "logprobs"))
     rollouts = rollouts.filter(pl.col("response_ids").list.len() > 0)
@@ -256,20 +256,20 @@ def _numbers(rollouts: pl.DataFrame, name: str) -> np.ndarray:
 def _lists(column: pl.Series) -> Lists:
     array: Any = column.rechunk().to_arrow()
     offsets = array.offsets.to_numpy().astype(np.int64)
-    # Of a slice, the values that it shares with the whole column are left out.
+    # A slice shares its values with the whole column; values outside the slice are left out.
     return Lists(offsets=offsets - offsets[0], values=array.flatten().to_numpy(zero_copy_only=False))
 
 
 FINISH_REASONS = ("stop", "length", "aborted")
 ABOVE_ZERO = 1e-3
-"""Largest log-probability (nats) that is 0 but for rounding."""
+"""Log-probabilities (nats) up to this count as 0 with a rounding error."""
 
 
 def check_answers(rollouts: pl.DataFrame, problems: pl.DataFrame, *, samples: int, source: str) -> None:
-    """Refuse other answers than those asked for, and those that cannot be learnt from, by problem and sample.
+    """Refuse answers that were not asked for or cannot be learnt from, by problem and sample.
 
-    A problem has ``samples`` rows or more, of which at most so many are completed: failed tries are rows, too, and what
-    they hold is not looked at. A response may have no tokens where a stop text ended it at once.
+    A problem needs at least ``samples`` rows, of which at most ``samples`` are completed. Failed attempts are rows,
+    too; their contents are not checked. A response may have no tokens if a stop text ended it at once.
     """
     ends = pl.col("finish_reason").cast(pl.String)
     reasons = f"a finish_reason that is none of {', '.join(FINISH_REASONS)}"
@@ -303,7 +303,7 @@ def check_rewards(rollouts: pl.DataFrame) -> None:
 
 
 def check_rows(rollouts: pl.DataFrame, *, vocabulary: int | None = None) -> None:
-    """Refuse responses that cannot be learnt from; ``check_finite`` does those that a diverged policy gives, too."""
+    """Refuse responses that cannot be learnt from; ``check_finite`` also refuses those of a diverged policy."""
     tokens, given, prompt = (pl.col(name).list.len() for name in ("response_ids", "logprobs", "prompt_ids"))
     none = "no log-probabilities, as where a server reports none: learning needs a sampler that does"
     _refuse(rollouts, "prompt_ids", "no prompt token, from which its first token would be predicted", prompt == 0)
@@ -328,13 +328,13 @@ def check_rows(rollouts: pl.DataFrame, *, vocabulary: int | None = None) -> None
 
 
 def check_finite(rollouts: pl.DataFrame, names: Collection[str] = ("logprobs",)) -> None:
-    """Refuse numbers per token that are missing or not finite."""
+    """Refuse per-token numbers that are missing or not finite."""
     for name in names:
         _refuse_element(rollouts, name, f"no finite number in {name}", lambda values: ~np.isfinite(values))
 
 
 def _refuse(rollouts: pl.DataFrame, name: str, fault: str, wrong: pl.Expr | None = None) -> None:
-    """Name the first row without a value in a column, or of which a condition holds."""
+    """Name the first row whose column has no value or that meets a condition."""
     rows = rollouts.filter(pl.col(name).is_null())
     if rows.is_empty() and wrong is not None:
         rows = rollouts.filter(wrong)
@@ -343,7 +343,7 @@ def _refuse(rollouts: pl.DataFrame, name: str, fault: str, wrong: pl.Expr | None
 
 
 def _refuse_element(rollouts: pl.DataFrame, name: str, fault: str, wrong: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Name the first row of which a list has an element that is missing or wrong."""
+    """Name the first row whose list has a missing or wrong element."""
     array: Any = rollouts[name].rechunk().to_arrow()
     lists, flat = _lists(rollouts[name]), array.flatten()
     places = wrong(lists.values) if len(flat) > flat.null_count else np.zeros(len(flat), dtype=bool)

@@ -32,7 +32,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print how far the log-probabilities are from each other.
+    """Print how much the log-probabilities differ.
 
     Raises:
         SyncError: A figure is above its tolerance.

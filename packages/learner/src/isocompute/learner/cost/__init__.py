@@ -1,1 +1,1 @@
-"""The arithmetic of an update, and the share of the machine's rate that it reaches."""
+"""The FLOPs of an update, and the fraction of the machine's rate that it reaches."""

@@ -1,4 +1,4 @@
-"""The arithmetic of an update and this machine's rate of matrix products: their ratio is its utilisation."""
+"""The FLOPs of an update and this machine's matrix-product rate: their ratio is the utilisation."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ REPEATS = 8
 def matmul_rate(device: str = "cpu", dtype: torch.dtype = torch.float32) -> float:
     """Measure the rate of a square matrix product, once per process, device and type.
 
-    On a CPU the factors are 512 × 512, which fit into its caches, and the product takes this process's threads; on
-    another device they are 8,192 × 8,192 (an H100: 52 TFLOP/s in float32, 778 in bfloat16). The fastest of a few
-    products counts, since whatever else runs on the machine only slows one down.
+    On a CPU the factors are 512 × 512, which fit into its caches, and the product uses this process's threads. On other
+    devices they are 8,192 × 8,192 (an H100: 52 TFLOP/s in float32, 778 in bfloat16). The fastest of a few products
+    counts, since other work on the machine only slows them down.
 
     Returns:
-        Operations per second, a multiplication and an addition counted as two.
+        Operations per second; a multiplication and an addition count as two.
     """
     on_cpu = torch.device(device).type == "cpu"
     size = CPU_SIZE if on_cpu else DEVICE_SIZE
-    # An H100 multiplies evenly spaced numbers a tenth faster. The usual generator's state belongs to the run.
+    # An H100 multiplies evenly spaced numbers a tenth faster. The default generator's state belongs to the run.
     generator = torch.Generator(device).manual_seed(0)
     left = torch.randn(size, size, device=device, generator=generator).to(dtype)
     right = left.T.contiguous()
     with torch.no_grad():
         seconds = min(_timed(left, right) for _ in range(1 + REPEATS))
     if not on_cpu:
-        # What torch keeps for later would be missing in an update.
+        # Memory that torch caches would be missing in an update.
         del left, right
         torch.cuda.empty_cache()
     return 2.0 * size**3 / seconds
@@ -42,13 +42,13 @@ def matmul_rate(device: str = "cpu", dtype: torch.dtype = torch.float32) -> floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Counts of a transformer's weights from which its arithmetic follows.
+    """Weight counts of a transformer, from which its FLOPs follow.
 
     Attributes:
-        body: Weights of the layers that multiply a token: of the experts of a mixture, as many as it passes through.
-        head: Weights of the output head, which multiply the hidden states that a sampled token is predicted from.
+        body: Weights of the layers that multiply each token; of a mixture's experts only those that a token uses.
+        head: Weights of the output head, which multiply the hidden states that predict sampled tokens.
         width: Width of all attention heads together.
-        frozen: Weights of ``body`` that are not learnt, as beneath an adapter; where there are any, the head is not.
+        frozen: Weights of ``body`` that are not learnt, as beneath an adapter; if any, the head is not learnt either.
     """
 
     body: int
@@ -59,7 +59,7 @@ class Shape:
 
 
 def shape_of(policy: Any) -> Shape | None:
-    """Return the shape of a transformers model; None for one without attention heads, whose arithmetic is another."""
+    """Return the shape of a transformers model; None without attention heads, where the formulas do not hold."""
     config = policy.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     if not heads:
@@ -76,7 +76,7 @@ def shape_of(policy: Any) -> Shape | None:
 
 
 def _multiplying(weight: torch.Tensor, config: Any) -> int:
-    """Weights that multiply a token; those of all experts are one tensor, of which it passes through some."""
+    """Weights that multiply a token; a tensor of all experts counts only those that a token uses."""
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     if experts and weight.dim() == 3 and len(weight) == experts:
         return int(weight.numel()) * int(config.num_experts_per_tok) // int(experts)
@@ -84,19 +84,18 @@ def _multiplying(weight: torch.Tensor, config: Any) -> int:
 
 
 def training_operations(shape: Shape, *, tokens: int, predictions: int, keys: int) -> float:
-    """Arithmetic of forward and backward: 6 per weight and token that it multiplies, 12·L·w·K for attention.
+    """FLOPs of forward and backward: 6 per weight and token that it multiplies, 12·L·w·K for attention.
 
-    As in PaLM (arXiv 2204.02311, appendix B), but with the keys that tokens do attend to, and not with the full length
-    for each. A weight that is not learnt takes 4, since it has no gradient of its own. What is computed a second time
-    to save memory is not counted.
+    As in PaLM (arXiv 2204.02311, appendix B), but with the keys that tokens actually attend to, not the full length for
+    each. A weight that is not learnt takes 4, since it needs no gradient. Recomputation to save memory is not counted.
 
     Args:
-        tokens: Tokens that pass forward and backward, those of prompts included, once where responses share them.
-        predictions: Tokens that are predicted: those that were sampled.
-        keys: K, the sum over ``tokens`` of how many keys each attends to: l(l + 1)/2 for one sequence of l tokens.
+        tokens: Tokens that pass forward and backward; a prompt that responses share counts once.
+        predictions: Predicted tokens: those that were sampled.
+        keys: K, the keys that each token attends to, summed over ``tokens``: l(l + 1)/2 for one sequence of l tokens.
 
     Returns:
-        Operations, a multiplication and an addition counted as two.
+        Operations; a multiplication and an addition count as two.
     """
     forward = forward_operations(shape, tokens=tokens, predictions=predictions, keys=keys)
     frozen = shape.frozen * tokens + (shape.head * predictions if shape.frozen else 0)
@@ -104,7 +103,7 @@ def training_operations(shape: Shape, *, tokens: int, predictions: int, keys: in
 
 
 def forward_operations(shape: Shape, *, tokens: int, predictions: int, keys: int) -> float:
-    """Arithmetic of a forward pass: 2 per weight and token that it multiplies, 4·L·w·K for attention."""
+    """FLOPs of a forward pass: 2 per weight and token that it multiplies, 4·L·w·K for attention."""
     return 2.0 * (shape.body * tokens + shape.head * predictions) + 4.0 * shape.layers * shape.width * keys
 
 

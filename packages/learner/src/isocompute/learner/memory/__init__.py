@@ -1,1 +1,1 @@
-"""The memory of an update, before anything is loaded."""
+"""Estimates the memory of an update before anything is loaded."""

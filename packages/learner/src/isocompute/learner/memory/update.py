@@ -1,4 +1,4 @@
-"""The memory of an update: torch's account of the learner's own passes on tensors that have shapes and no numbers."""
+"""The memory of an update: traces the learner's own passes with fake tensors, which have shapes but no numbers."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ from ..updates.adam import Optimizer
 from ..updates.learner import Models, inputs_of, models_of, refers
 
 PACKED = "isocompute_traced"
-"""Packed attention whose mask looks at numbers, which fake tensors do not have, apart from them."""
+"""Name of packed attention whose mask is computed outside the fake mode, since it depends on numbers."""
 COLLECTIVE = ("fsdp", "c10d", "_c10d_functional")
 """Namespaces of the operations by which ranks gather and scatter weights."""
 GIB, MIB = 2**30, 2**20
 DEVICE = "cpu"
 PASSES = 2
-"""Micro-batches after which every further one takes the memory of the last."""
+"""Micro-batches after which each further one takes as much memory as the last."""
 
 
 @settings(LearnerError)
 class Load:
-    """A rank's share of an update, all of whose prompts and responses have one length."""
+    """A rank's share of an update; all prompts have one length, and all responses have one length."""
 
     prompt_tokens: Count
     """Tokens of a prompt."""
     response_tokens: Count
-    """Tokens of a response: of the longest one, for the most that an update can take."""
+    """Tokens of a response; use the longest one for an upper bound on the memory."""
     rollouts_per_problem: Count
     """n, responses to a prompt."""
     problems: Count
-    """Problems of the rank's share."""
+    """Problems in the rank's share."""
 
     def responses(self, config: LearnerConfig) -> Responses:
-        """As many of the responses as ``PASSES`` micro-batches can hold, with what is measured before an update."""
+        """Make as many responses as ``PASSES`` micro-batches can hold, with the measurements from before an update."""
         whole = self.prompt_tokens + self.response_tokens - 1
         most = PASSES * (ATTENDED * config.compute.micro_batch_tokens // whole + 1)
         count = min(most, self.problems * self.rollouts_per_problem)
@@ -79,16 +79,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMemory:
-    """Memory of a rank at the peak of an update that is not the first (bytes).
+    """Peak memory of a rank in an update after the first (bytes).
 
     Attributes:
-        parameters: Number of parameters of the policy, on all ranks together.
-        ranks: Ranks that share the policy; 1 where each has the whole of it.
-        weights: Its share of the policy, an adapter included, and the critic.
-        reference: Its share of the base model as the reference of a KL; 0 without one, and where it is the model
-            beneath an adapter.
-        gradients: Gradients that are there at the peak.
-        temporary: Activations, weights that are gathered or cast, gradients on their way, logits, the micro-batch.
+        parameters: Number of parameters of the policy, over all ranks.
+        ranks: Ranks that share the policy; 1 if each has all of it.
+        weights: The rank's share of the policy, adapter included, and the critic.
+        reference: The rank's share of the base model as the reference of a KL; 0 without a KL, or if the reference is
+            the model beneath an adapter.
+        gradients: Gradients that exist at the peak.
+        temporary: Activations, gathered or cast weights, gradients in transit, logits, the micro-batch.
     """
 
     parameters: int
@@ -101,7 +101,7 @@ class UpdateMemory:
 
     @property
     def peak(self) -> int:
-        """All together (bytes)."""
+        """Total memory at the peak (bytes)."""
         return self.weights + self.reference + self.moments + self.gradients + self.temporary
 
     def __str__(self) -> str:
@@ -118,18 +118,18 @@ class UpdateMemory:
 
 
 def update_memory(model: Mapping[str, Any], config: LearnerConfig, load: Load, *, ranks: int = 1) -> UpdateMemory:
-    """Trace an update: the learner's own passes, on tensors that have shapes and no numbers.
+    """Trace the learner's own passes of an update with fake tensors, which have shapes but no numbers.
 
-    What torch allocates is counted, for the policy, the reference, the critic and the optimizer, with other ranks that
-    are pretended where several share them. It is traced on a CPU. Not counted: what allocators keep and fragment,
-    workspaces of libraries, the process and its code, the rollouts in main memory, and the copies of shared keys and
-    values for each head that a GPU makes in float32. It takes seconds for a model of billions of parameters. One with
-    layout ``auto`` counts as one that gives the same when packed, unless it says otherwise as it runs.
+    The trace runs on a CPU and counts what torch allocates for the policy, the reference, the critic and the optimizer.
+    Where several ranks share them, the other ranks are simulated. Not counted: memory that allocators keep or fragment,
+    workspaces of libraries, the process and its code, rollouts in main memory, and the per-head copies of shared keys
+    and values that a GPU makes in float32. It takes seconds for a model of billions of parameters. With layout ``auto``
+    a model counts as packable unless it proves otherwise as it runs.
     """
     parameters, known = parameters_of(model), AutoConfig.for_model(**model)
     shared = ranks if config.compute.sharding == "auto" else 1
     if shared > 1 and dist.is_initialized():
-        # A process has one world of ranks, and this one has its own already.
+        # A process has only one world of ranks, and this process already has its own.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
             return apart.submit(update_memory, dict(model), config, load, ranks=ranks).result()
     with pretended(shared) as group:
@@ -140,7 +140,7 @@ def update_memory(model: Mapping[str, Any], config: LearnerConfig, load: Load, *
 
 
 def parameters_of(model: Mapping[str, Any]) -> int:
-    """Number of a model's parameters, tied ones counted once."""
+    """Number of a model's parameters; tied ones count once."""
     try:
         with torch.device("meta"):
             built = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model))
@@ -157,7 +157,7 @@ def _trace(
 ) -> UpdateMemory:
     sharding: Any = None
     if group is not None:
-        # As ``load_models`` has it, with a mesh that is made here, since its ranks are compared by their numbers.
+        # As in ``load_models``. The mesh is made outside the fake mode, since its ranks are compared by their numbers.
         lower = torch.bfloat16 if config.compute.precision == "bfloat16" else None
         head = None if config.compute.float32_head else lower
         made = Sharding(ranks=group, device=DEVICE, activations=lower, head=head)
@@ -167,7 +167,7 @@ def _trace(
         models = _models(model, config, sharding, packs=packs)
         optimizer = Optimizer(models.policy, models.critic, config)
         peak.watch([*models.policy.parameters(), *models.policy.buffers()])
-        # A first step makes the moments.
+        # The first step creates the moments.
         for parameter in optimizer.parameters:
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step(1)
@@ -190,7 +190,7 @@ def _trace(
 
 
 def _models(model: Any, config: LearnerConfig, sharding: Any, *, packs: bool) -> Models:
-    """As ``load_models`` loads them, without files, and without trying what the model means by numbers."""
+    """Build the models as ``load_models`` does, without files and without probing the model with numbers."""
     compute = config.compute
     lower = torch.bfloat16 if compute.precision == "bfloat16" else torch.float32
 
@@ -209,7 +209,7 @@ def _models(model: Any, config: LearnerConfig, sharding: Any, *, packs: bool) ->
 
 
 def _passes(models: Models, config: LearnerConfig, responses: Responses) -> None:
-    """Forward and backward passes of the first micro-batches, as ``Learner`` makes them."""
+    """Run forward and backward passes of the first micro-batches, as ``Learner`` does."""
     forward = models.forward
     for piece in islice(forward.pieces(responses, np.arange(len(responses))), PASSES):
         batch = forward.micro_batch(responses, piece)
@@ -225,7 +225,7 @@ def _zeros(count: int, length: int, kind: type) -> Lists:
 
 @contextmanager
 def pretended(ranks: int) -> Iterator[dist.ProcessGroup | None]:
-    """A process group whose other ranks do not exist: nothing is sent, and collectives return. None for one rank."""
+    """Make a process group whose other ranks do not exist: collectives send nothing and return. None for one rank."""
     if ranks == 1:
         yield None
         return
@@ -238,7 +238,7 @@ def pretended(ranks: int) -> Iterator[dist.ProcessGroup | None]:
 
 
 class Peak(TorchDispatchMode):  # type: ignore[misc]
-    """Bytes of the storages that are alive: the most since ``start``, and those of them that were gradients."""
+    """Bytes of live storages: the peak since ``start``, and the part of the peak that was gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,11 +249,11 @@ class Peak(TorchDispatchMode):  # type: ignore[misc]
         self._parameters: list[torch.nn.Parameter] = []
 
     def start(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Forget the peak so far, and tell the gradients of these parameters from what else is alive."""
+        """Reset the peak, and count the gradients of these parameters separately."""
         self.bytes, self._parameters = 0, list(parameters)
 
     def watch(self, tensors: Any) -> None:
-        """Count the storages of tensors, if they are alive, from now on."""
+        """Count the storages of tensors from now on, while they are alive."""
         for tensor in tree_leaves(tensors):
             if isinstance(tensor, torch.Tensor):
                 self._add(own(tensor).untyped_storage())
@@ -272,7 +272,7 @@ class Peak(TorchDispatchMode):  # type: ignore[misc]
         made = function(*args, **(kwargs or {}))
         self.watch(made)
         if function.namespace in COLLECTIVE or self._now > self.bytes:
-            # Storages are as large as they say now: FSDP empties and fills them in place.
+            # Read the current sizes: FSDP empties and fills storages in place.
             for key, storage in list(self._alive.items()):
                 self._now += storage.nbytes() - self._sizes[key]
                 self._sizes[key] = storage.nbytes()
@@ -288,7 +288,7 @@ def size_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _mask(**requested: Any) -> torch.Tensor | None:
-    """See ``attention.packed_mask``: which keys are in sight is found out with numbers, and answered without."""
+    """See ``attention.packed_mask``: it finds the visible keys with real numbers, so the fake mode is off meanwhile."""
     with unset_fake_temporarily():
         return packed_mask(**{**requested, "device": "cpu"})
 

@@ -1,1 +1,1 @@
-"""The objective as pure functions: advantages of rewards, and the loss of tokens; no model, no files, no processes."""
+"""The objective as pure functions: advantages from rewards, and the loss of tokens; no model, files or processes."""

@@ -1,7 +1,7 @@
-"""The objective of a micro-batch as a pure function of tensors and settings, and the parts that it is made of.
+"""The objective of a micro-batch as a pure function of tensors and settings, and its components.
 
-The loss is Σ_i weight_i · Σ_t term_it over responses i and their sampled tokens t. The weights are those of the whole
-batch of an update, so that the shares of micro-batches and ranks add up to it, whatever was skipped.
+The loss is Σ_i weight_i · Σ_t term_it over responses i and their sampled tokens t. The weights are those of the
+update's whole batch, so that the shares of micro-batches and ranks add up to the loss, whatever was skipped.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ from ..errors import LearnerError
 from ..records.steps import Mean, Share
 
 SHARES = ("loss", "policy_loss", "value_loss")
-"""Metrics that are shares of the batch's loss; the others are means over tokens."""
+"""Metrics that are shares of the batch's loss; all others are means over tokens."""
 CLIPPED = ("clip_fraction_low", "clip_fraction_high")
-"""Shares of tokens whose gradient a bound takes or changes."""
+"""Fractions of tokens whose gradient a bound removes or changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveInputs:
-    """The arguments of the objective; tensors have the shape ``(tokens,)``, response after response.
+    """The inputs of the objective; tensors have the shape ``(tokens,)``, response after response.
 
     Attributes:
         logprobs: Log-probabilities of the sampled tokens under the policy (nats), with their gradient.
         sampler_logprobs: Log-probabilities of the same tokens under the sampler (nats).
         weights: The ``loss_weight`` of each token's response; see ``loss_weights``.
-        response: Index of each token's response in the micro-batch (int64). All tokens of a response must be there.
-        zero_variance: Whether the rewards of the token's group are equal (bool), for regularisers that are masked.
-        entropy: Entropies of the policy (nats), with their gradient where they are part of the loss; None where they
-            are neither that nor measured.
-        old_logprobs: Log-probabilities under the policy before the batch's first update (nats); None on-policy, where
+        response: Index of each token's response in the micro-batch (int64). All tokens of a response must be present.
+        zero_variance: Whether the rewards of the token's group are equal (bool), for masked regularisers.
+        entropy: Entropies of the policy (nats), with their gradient if they are part of the loss; None if not measured.
+        old_logprobs: Log-probabilities under the policy before the batch's first update (nats); None on-policy, since
             that is the policy itself.
-        reference_logprobs: Log-probabilities under the base model (nats); None where there is no KL term.
+        reference_logprobs: Log-probabilities under the base model (nats); None without a KL term.
         values: The critic's values, with their gradient; None without a critic.
-        old_values: Its values before the batch's first update.
-        returns: What the values should be.
+        old_values: The critic's values before the batch's first update.
+        returns: The targets of the values.
     """
 
     logprobs: torch.Tensor
@@ -60,12 +59,11 @@ class ObjectiveInputs:
 def objective(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Tensor, dict[str, Mean]]:
     """Compute a micro-batch's share of the loss.
 
-    Σ_t weight_t · (w_t·surrogate_t + β·KL_t − η·H_t + value loss_t), with w the truncated importance weight between
-    learner and sampler (1 where the surrogate's own ratio is to the sampler: ``behaviour_is_old``), β and η the
-    coefficients of KL and entropy. The regularisers have no importance weight, as in veRL and TRL, and masked ones are
-    0 where rewards are equal, with the same normaliser. The value loss enters with a weight of 1:
-    ``critic.coefficient`` is what passes of its gradient from the head into the policy. Shares of one update add up to
-    its loss.
+    Σ_t weight_t · (w_t·surrogate_t + β·KL_t − η·H_t + value loss_t). w is the truncated importance weight between
+    learner and sampler; it is 1 if the surrogate's own ratio is to the sampler (``behaviour_is_old``). β and η are the
+    coefficients of KL and entropy. The regularisers have no importance weight, as in veRL and TRL. Masked ones are 0
+    where rewards are equal, with the same normaliser. The value loss has a weight of 1: ``critic.coefficient`` only
+    scales its gradient from the head into the policy. The shares of an update add up to its loss.
 
     Returns:
         The share as a scalar with its gradient, and the metrics that ``loss_metrics`` names.
@@ -75,7 +73,7 @@ def objective(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Ten
     place = (inputs.response, inputs.responses)
     old_logprobs, level = inputs.old_logprobs, config.importance.level
     if config.behaviour_is_old:
-        # One ratio from the sampler to the policy, as in the papers: a second correction would count it twice.
+        # The papers use one ratio, from the sampler to the policy: a second correction would count it twice.
         old_logprobs, level = inputs.sampler_logprobs, "none"
     correction = importance_weights(learner, inputs.sampler_logprobs, *place, level=level, cap=config.importance.cap)
     policies = Policies(logprobs=inputs.logprobs, old_logprobs=old_logprobs, response=place[0], responses=place[1])
@@ -108,7 +106,7 @@ def objective(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Ten
 
 
 def loss_metrics(config: LearnerConfig, device: str = "cpu") -> dict[str, Mean]:
-    """The metrics of no responses at all: the names that ``objective`` returns, in their order, each with zeros."""
+    """Metrics of an empty batch: the names that ``objective`` returns, in the same order, with zeros."""
     nothing = torch.zeros(0, device=device)
     others = {"response": nothing.long(), "responses": 0, "zero_variance": nothing.bool()}
     return objective(ObjectiveInputs(**{field.name: nothing for field in fields(ObjectiveInputs)} | others), config)[1]
@@ -117,13 +115,13 @@ def loss_metrics(config: LearnerConfig, device: str = "cpu") -> dict[str, Mean]:
 def _regularisers(
     inputs: ObjectiveInputs, config: LearnerConfig
 ) -> dict[str, tuple[torch.Tensor | None, torch.Tensor]]:
-    """By name, each regulariser's term of the loss (None where it is only measured), and what is measured."""
+    """Return each regulariser by name: its loss term (None if it is only measured) and its measured value."""
     found: dict[str, tuple[torch.Tensor | None, torch.Tensor]] = {}
     if config.kl.coefficient:
         reference = _needed(inputs.reference_logprobs, "reference_logprobs", "a KL")
         kl = KL_ESTIMATORS[config.kl.estimator](inputs.logprobs, reference)
         masked = inputs.zero_variance if config.kl.mask_zero_variance else None
-        # In the reward it has become a part of the advantages.
+        # A KL in the reward is already part of the advantages.
         term = config.kl.coefficient * _outside(kl, masked) if config.kl.place == "loss" else None
         found["kl"] = (term, kl.detach())
     if config.entropy.coefficient or config.entropy.measured:
@@ -147,11 +145,12 @@ def _needed(tensor: torch.Tensor | None, name: str, reason: str) -> torch.Tensor
 def _metrics(
     inputs: ObjectiveInputs, learner: torch.Tensor, shares: dict[str, torch.Tensor], means: dict[str, torch.Tensor]
 ) -> dict[str, Mean]:
-    """Sums of everything per token and per response.
+    """Sums over tokens and over responses.
 
-    How far the sampler is from the learner is told by k1 and k3 estimates of KL(sampler ‖ learner) (nats), and by
-    ρ = π_learner / π_sampler of each token and, as their product, of each response: not truncated, but within
-    e^±``LOG_RATIO_BOUND``. A mean of ρ is 1 and one of k3 is 0 where they are the same.
+    Two kinds of metrics show how far the sampler is from the learner: k1 and k3 estimates of KL(sampler ‖ learner)
+    (nats), and ρ = π_learner / π_sampler of each token and of each response (the product over its tokens). ρ is not
+    truncated, but kept within e^±``LOG_RATIO_BOUND``. If sampler and learner are the same, the mean of ρ is 1 and that
+    of k3 is 0.
     """
     difference = (learner.detach() - inputs.sampler_logprobs).double()
     summed = response_sums(difference, inputs.response, inputs.responses)
@@ -178,7 +177,7 @@ def _metrics(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """Tokens under the policy and under π_old; as in ``ObjectiveInputs``.
+    """Log-probabilities of tokens under the policy and under π_old, as in ``ObjectiveInputs``.
 
     Without ``old_logprobs`` π_old is the policy itself: every ratio is 1 and has the gradient.
     """
@@ -190,15 +189,15 @@ class Policies:
 
     @property
     def log_ratio(self) -> torch.Tensor:
-        """Log-ratio, log π − log π_old, of each token, with its gradient, shape ``(tokens,)``."""
+        """Log-ratio log π − log π_old of each token, with its gradient, shape ``(tokens,)``."""
         return self.logprobs - (self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surrogate:
-    """A term of the loss per token, π/π_old as it is taken, and whether a bound holds it; shape ``(tokens,)``.
+    """Per-token loss term, the ratio π/π_old that it uses, and whether the ratio was clipped; shape ``(tokens,)``.
 
-    The term alone has a gradient.
+    Only the term has a gradient.
     """
 
     loss: torch.Tensor
@@ -210,7 +209,7 @@ class Surrogate:
 def policy_gradient(
     policies: Policies, advantages: torch.Tensor, *, clip_low: float | None, clip_high: float | None
 ) -> Surrogate:
-    """REINFORCE (Williams, 1992): −A·log π, whose gradient is that of the others on-policy. Nothing is clipped."""
+    """REINFORCE (Williams, 1992): −A·log π, whose on-policy gradient equals that of the others. Nothing is clipped."""
     del clip_low, clip_high
     never = torch.zeros_like(advantages, dtype=torch.bool)
     ratio = policies.log_ratio.detach().exp()
@@ -222,8 +221,8 @@ def clipped(
 ) -> Surrogate:
     """PPO's −min(r·A, clip(r, 1 − ε_low, 1 + ε_high)·A) with r = π/π_old (arXiv 1707.06347, equation 7).
 
-    Different bounds are DAPO's clip-higher (arXiv 2503.14476, section 3.1); None is no bound. A token counts as clipped
-    where its gradient is lost: r below the lower bound with A < 0, or above the upper one with A > 0.
+    Different bounds are DAPO's clip-higher (arXiv 2503.14476, section 3.1); None means no bound. A token counts as
+    clipped if it loses its gradient: r is below the lower bound with A < 0, or above the upper one with A > 0.
     """
     return _pessimistic(policies.log_ratio.exp(), advantages, clip_low, clip_high)
 
@@ -233,8 +232,8 @@ def cispo(
 ) -> Surrogate:
     """CISPO's −sg(clip(r, 1 − ε_low, 1 + ε_high))·A·log π with r = π/π_old (arXiv 2506.13585, equations 4 and 5).
 
-    The ratio is a weight without gradient (sg), so that a token whose ratio is clipped still has one. A token counts
-    as clipped where its ratio is, whatever its advantage.
+    The ratio is a weight without gradient (sg), so a token with a clipped ratio still has a gradient. A token counts as
+    clipped if its ratio is, whatever its advantage.
     """
     ratio = policies.log_ratio.detach().exp()
     low, high = _bounds(clip_low, clip_high)
@@ -245,8 +244,8 @@ def cispo(
 def gspo(policies: Policies, advantages: torch.Tensor, *, clip_low: float | None, clip_high: float | None) -> Surrogate:
     """``clipped`` with one ratio per response, s = (Π_t π/π_old)^(1/L) (GSPO, arXiv 2507.18071, equations 5 to 7).
 
-    In the form of GSPO-token (equation 14) each token has the value s and the gradient s·∇log π, so that with one
-    advantage per response a mean over its tokens is GSPO's term. Every token of a response must be there.
+    In the form of GSPO-token (equation 14) each token has the value s and the gradient s·∇log π. With one advantage per
+    response, the mean over its tokens is GSPO's term. All tokens of a response must be present.
     """
     log_ratio = policies.log_ratio.detach()
     lengths = response_sums(torch.ones_like(log_ratio), policies.response, policies.responses)
@@ -261,7 +260,7 @@ SURROGATES: dict[str, Callable[..., Surrogate]] = {
     "cispo": cispo,
     "gspo": gspo,
 }
-"""The surrogates by name; the arguments are those of ``clipped``."""
+"""The surrogates by name; their arguments are those of ``clipped``."""
 
 
 def _pessimistic(
@@ -284,29 +283,29 @@ def _bounds(clip_low: float | None, clip_high: float | None) -> tuple[float, flo
 
 
 def kl_k1(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """The log-ratio, log π − log π_ref: without bias, and negative for some tokens.
+    """The log-ratio, log π − log π_ref: unbiased, and negative for some tokens.
 
-    As a term of the loss its gradient is ∇log π, whose mean over the policy's own tokens is 0: it only adds noise.
-    It is for a KL in the reward, where the value counts; in the loss it is what veRL computes under that name.
+    As a loss term its gradient is ∇log π, whose mean over the policy's own tokens is 0: it only adds noise. It is meant
+    for a KL in the reward, where only the value counts; in the loss it matches veRL's estimator of that name.
     """
     return policy - reference
 
 
 def kl_k2(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Half the square of the log-ratio, (log π − log π_ref)² / 2: its value has a bias, and is never negative.
+    """Half the squared log-ratio, (log π − log π_ref)² / 2: biased and never negative.
 
-    As a term of the loss it has the gradient of the KL: (log π − log π_ref)·∇log π has the mean ∇KL(π ‖ π_ref) over
-    the policy's own tokens.
+    As a loss term it has the gradient of the KL: the mean of (log π − log π_ref)·∇log π over the policy's own tokens is
+    ∇KL(π ‖ π_ref).
     """
     return 0.5 * (policy - reference).square()
 
 
 def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Schulman's k3, exp(d) − d − 1 with d = log π_ref − log π: without bias and never negative.
+    """Schulman's k3, exp(d) − d − 1 with d = log π_ref − log π: unbiased and never negative.
 
-    As a term of the loss its gradient is (1 − π_ref/π)·∇log π, whose mean over the policy's own tokens is that of the
-    other direction, ∇KL(π_ref ‖ π), and not ∇KL(π ‖ π_ref): they agree to first order where the two are close. It is
-    the term of GRPO (arXiv 2402.03300, equation 4), of TRL and of veRL's ``low_var_kl``.
+    As a loss term its gradient is (1 − π_ref/π)·∇log π. The mean over the policy's own tokens is the gradient of the
+    reverse direction, ∇KL(π_ref ‖ π), and not ∇KL(π ‖ π_ref); the two agree to first order if the policies are close.
+    GRPO (arXiv 2402.03300, equation 4), TRL and veRL's ``low_var_kl`` use this term.
     """
     difference = reference - policy
     return difference.exp() - difference - 1.0
@@ -317,7 +316,7 @@ KL_ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] =
 
 
 LOG_RATIO_BOUND = 20.0
-"""Largest |log ratio| of a response in the mismatch metrics (nats): the square of a larger ratio says no more."""
+"""Bound on |log ratio| of a response in the mismatch metrics (nats): the square of a larger ratio says no more."""
 
 
 def importance_weights(
@@ -325,11 +324,11 @@ def importance_weights(
 ) -> torch.Tensor:
     """Truncated importance weights, min(π_learner / π_sampler, cap), without gradient; shape ``(tokens,)``.
 
-    That of a whole response, whose ratio is the product of its tokens', is free of bias below the cap; one per token,
-    of lower variance, is not.
+    A weight per response, the product of its tokens' ratios, is unbiased below the cap. A weight per token has lower
+    variance and is biased.
 
     Args:
-        learner: Log-probabilities under the learner (nats), shape ``(tokens,)``, as the sampler's.
+        learner: Log-probabilities under the learner (nats), shape ``(tokens,)``; so are the sampler's.
         response: Index of each token's response.
         level: ``token``, ``sequence``, or ``none`` for a weight of 1.
         cap: Largest weight (the TIS cap).
@@ -352,14 +351,15 @@ def value_loss(
 ) -> torch.Tensor:
     """PPO's value loss, max((v − R)², (v_clip − R)²) / 2 with v_clip = clip(v, v_old − ε, v_old + ε).
 
-    The larger of the two has no gradient where a value has moved more than ε towards its return: one batch moves a
-    value by about ε at most. Clipping needs the values of before, and does nothing in the first update of a batch.
+    The larger of the two has no gradient once a value has moved more than ε towards its return, so one batch moves a
+    value by about ε at most. Clipping needs the old values, and does nothing in the first update of a batch.
 
     Args:
-        values: Values under the critic, with their gradient, shape ``(tokens,)``, as that of the others and the terms.
-        returns: What they should be.
-        old_values: Values before the batch's first update; None is no bound.
-        clip: ε; None is no bound.
+        values: The critic's values, with their gradient. They, the other tensors and the result have the shape
+            ``(tokens,)``.
+        returns: Targets of the values.
+        old_values: Values before the batch's first update; None means no bound.
+        clip: ε; None means no bound.
     """
     squares = (values - returns).square()
     if clip is not None and old_values is not None:
@@ -371,19 +371,19 @@ def value_loss(
 def loss_weights(
     tokens: np.ndarray, groups: np.ndarray, *, aggregation: str, constant_length: int | None = None
 ) -> np.ndarray:
-    """The weight of each response's tokens in the loss, shape ``(responses,)``: 1/size, or 0 without tokens.
+    """Loss weight of each response's tokens, shape ``(responses,)``: 1/size, or 0 without tokens.
 
-    The size is, by ``aggregation``:
+    The size depends on ``aggregation``:
 
     * ``token``: T, the tokens of the batch: every token counts the same (DAPO, arXiv 2503.14476, section 3.3).
-    * ``sequence``: R·L_i, R the responses that have tokens: every response counts the same (GRPO, arXiv 2402.03300).
-    * ``prompt``: G·T_g, G the groups that have tokens: every problem counts the same (ScaleRL, section 3.2).
-    * ``constant``: R·``constant_length``: sums over tokens, without a bias by length (Dr. GRPO, arXiv 2503.20783,
-      section 3.2).
+    * ``sequence``: R·L_i, with R responses that have tokens: every response counts the same (GRPO, arXiv 2402.03300).
+    * ``prompt``: G·T_g, with G groups that have tokens: every problem counts the same (ScaleRL, section 3.2).
+    * ``constant``: R·``constant_length``: sums over tokens, without length bias (Dr. GRPO, arXiv 2503.20783, section
+      3.2).
 
     Args:
         tokens: Sampled tokens of each response, shape ``(responses,)``.
-        groups: Group of each, as whole numbers from 0.
+        groups: Group of each response, as integers from 0.
     """
     if aggregation == "token":
         sizes = np.full(len(tokens), tokens.sum(dtype=np.float64))

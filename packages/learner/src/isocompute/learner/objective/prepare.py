@@ -1,4 +1,4 @@
-"""From the rollouts of a step to the responses of each update: advantages, and weights in the loss."""
+"""Turns the rollouts of a step into the responses of each update: advantages and loss weights."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .loss import KL_ESTIMATORS, loss_weights
 
 
 def prepare(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
-    """Return the trained responses of a step with their advantages and weights in the loss.
+    """Return the trained responses of a step with their advantages and loss weights.
 
-    Baselines and scales are taken over all completed responses but those of groups that are filtered for their equal
-    rewards: also over those that only sharpen the baseline (n_est ≥ n_train; IsoCompute Playbook, Appendix G). With
-    ``scale: batch`` and the filter on, so is ScaleRL's standard deviation (arXiv 2510.13786, section 4).
+    Baselines and scales cover all completed responses except those of groups filtered for equal rewards. They include
+    responses that only improve the baseline (n_est ≥ n_train; IsoCompute Playbook, Appendix G). ScaleRL's standard
+    deviation (arXiv 2510.13786, section 4) is ``scale: batch`` with the filter on.
 
     Args:
-        rollouts: A ``rollouts`` table with the columns of ``with_cohorts``. Where ``config.measures_first``, its
-            completed responses were measured: with a KL in the reward it has the list columns ``old_logprobs`` and
-            ``reference_logprobs``, with a critic ``values``, of one number per sampled token.
+        rollouts: A ``rollouts`` table with the columns of ``with_cohorts``. If ``config.measures_first``, its completed
+            responses must be measured. With a KL in the reward the table then has the list columns ``old_logprobs`` and
+            ``reference_logprobs``, and with a critic ``values``, with one number per sampled token.
 
     Returns:
-        The rows of the cohort ``trained`` with ``advantage`` (float64) or, from a critic, the list columns
-        ``advantages`` and ``returns`` (float32, one number per sampled token); with ``loss_weight`` (float64; see
-        ``loss_weights``), as of one update from all rows; and with a KL in the reward ``kl`` (float64, nats per
+        The rows of the cohort ``trained``, with new columns: ``advantage`` (float64) or, with a critic, the list
+        columns ``advantages`` and ``returns`` (float32, one number per sampled token); ``loss_weight`` (float64; see
+        ``loss_weights``) for a single update from all rows; and with a KL in the reward ``kl`` (float64, nats per
         response).
     """
     add_advantages = from_values if config.objective.resolved.baseline == "gae" else from_rewards
@@ -37,7 +37,7 @@ def prepare(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
 
 
 def with_loss_weights(batch: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
-    """Add the column ``loss_weight``: the weight of each response's tokens in the loss of an update from this table."""
+    """Add the column ``loss_weight``: the loss weight of each response's tokens in one update from this table."""
     chosen = config.objective.resolved
     counts, groups = sampled_counts(batch), group_index(batch)
     weights = loss_weights(counts, groups, aggregation=str(chosen.aggregation), constant_length=chosen.constant_length)
@@ -45,15 +45,15 @@ def with_loss_weights(batch: pl.DataFrame, config: LearnerConfig) -> pl.DataFram
 
 
 def sampled_counts(rollouts: pl.DataFrame) -> np.ndarray:
-    """Response tokens that the policy sampled, of each row, shape ``(rows,)``; all, where no ``sampled`` says it."""
+    """Number of sampled response tokens of each row, shape ``(rows,)``; without a column ``sampled``, all tokens."""
     return rollouts.select(marks(rollouts).list.sum().fill_null(0).cast(pl.Int64)).to_series().to_numpy()
 
 
 def estimated(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
-    """The responses that advantages are computed from, among them all that are trained.
+    """The responses behind the advantages, which include all trained ones.
 
-    A critic judges each alone; other baselines are means over all completed ones but those of groups that are filtered
-    for their equal rewards, and one that is alone in its group where the baseline is the group's.
+    A critic judges each response alone. Other baselines are means over all completed responses, except those of groups
+    filtered for equal rewards and, if the baseline is the group's, those alone in their group.
     """
     if config.objective.resolved.baseline == "gae":
         return rollouts.filter(pl.col("cohort") == "trained")
@@ -64,7 +64,7 @@ def estimated(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
 
 
 def from_rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
-    """Add ``advantage``: one number per response, relative to the rewards of others."""
+    """Add ``advantage``: one number per response, relative to the rewards of other responses."""
     used, chosen = estimated(rollouts, config), config.objective.resolved
     rewards = _rewards(used)
     if config.kl.in_reward:
@@ -81,7 +81,7 @@ def from_rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
 def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     """Add ``advantages`` and ``returns``: one number per sampled token, relative to a critic's values.
 
-    A response's reward is its last sampled token's. With ``scale: batch`` all advantages are whitened, as in PPO.
+    A response's reward goes to its last sampled token. With ``scale: batch`` all advantages are whitened, as in PPO.
     """
     trained = estimated(rollouts, config)
     counts = sampled_counts(trained)
@@ -106,7 +106,7 @@ def _rewards(rollouts: pl.DataFrame) -> np.ndarray:
 
 
 def _token_kl(rollouts: pl.DataFrame, config: LearnerConfig) -> Lists:
-    """The estimate of KL(policy ‖ base) of each sampled token, of the policy before the update."""
+    """Estimate KL(policy ‖ base) for each sampled token, with the policy before the update."""
     counts = sampled_counts(rollouts)
     policy, reference = (ragged(rollouts, name, counts) for name in ("old_logprobs", "reference_logprobs"))
     estimate = KL_ESTIMATORS[config.kl.estimator](torch.from_numpy(policy.values), torch.from_numpy(reference.values))
@@ -114,15 +114,15 @@ def _token_kl(rollouts: pl.DataFrame, config: LearnerConfig) -> Lists:
 
 
 def minibatches(batch: pl.DataFrame, config: LearnerConfig, seed: int, step: int) -> Iterator[pl.DataFrame]:
-    """Yield the responses of one update after another.
+    """Yield the responses of each update in turn.
 
-    With one update per batch that is the batch as it is. Else each pass over the batch (``epochs``) splits its groups
-    at random into ``updates_per_batch`` parts of as equal a number of groups as possible; parts beyond the number of
-    groups are left out, and so are those without a sampled token where others have one. Rows keep their order, and
-    each part has the ``loss_weight`` of an update from it alone.
+    With one update per batch, that is the unchanged batch. Otherwise each pass over the batch (``epochs``) splits its
+    groups at random into ``updates_per_batch`` parts with numbers of groups as equal as possible. Parts without groups
+    are left out, and so are parts without a sampled token if other parts have one. Rows keep their order, and each part
+    has the ``loss_weight`` of an update from that part alone.
 
     Args:
-        step: The step; it, the seed and the pass decide the split, so that a resumed run has the same.
+        step: The split depends only on the step, the seed and the pass, so a resumed run repeats it.
     """
     if not config.objective.off_policy:
         yield batch

@@ -1,1 +1,1 @@
-"""A causal language model as the learner sees it: loaded, run packed or padded, scored in chunks, handed over."""
+"""The causal language model of the learner: loading, packed or padded passes, chunked log-probabilities, export."""

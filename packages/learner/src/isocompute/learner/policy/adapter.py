@@ -1,7 +1,7 @@
-"""A low-rank adapter (LoRA) on a policy, which is frozen beneath it: peft's layers, whose own names stay in here.
+"""A low-rank adapter (LoRA) on a frozen policy: peft's layers, whose own names stay in this module.
 
-An adapted layer computes x·Wᵀ + s·(x·Aᵀ)·Bᵀ with s = α/r, which is what a model with W + s·B·A computes. Every function
-here takes a policy without an adapter, too.
+An adapted layer computes x·Wᵀ + s·(x·Aᵀ)·Bᵀ with s = α/r, like a layer with the weight W + s·B·A. Every function here
+also accepts a policy without an adapter.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from ..config import ALL_LINEAR, AdapterConfig
 from ..errors import LearnerError
 
 NAME = "default"
-"""Peft's name of the one adapter."""
+"""Peft's name for the one adapter."""
 SEED = 0
 
 
 def adapt(policy: Any, config: AdapterConfig) -> Any:
-    """Freeze a whole policy and put adapters on its linear layers, in place; their first values are ``begun``'s."""
+    """Freeze a whole policy and add adapters to its linear layers, in place; ``begun`` gives their first values."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
         raise LearnerError('an adapter needs peft: pip install "isocompute-learner[lora]"') from None
     names = _targets(policy, config)
     chosen = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=names)
-    # Made without memory, and so without a number from the generator of the run; of a policy that is traced, too.
+    # Create the adapter without memory, so that it draws no numbers from the run's generator. This also works for a
+    # traced policy.
     with unset_fake_temporarily():
         inject_adapter_in_model(chosen, policy, adapter_name=NAME, low_cpu_mem_usage=True)
     found = layers(policy)
@@ -46,7 +47,7 @@ def adapt(policy: Any, config: AdapterConfig) -> Any:
 
 
 def begun(policy: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """A and B of each layer with values that change nothing: A uniform on ±1/√in and the same in every run, B = 0."""
+    """A and B of each layer at the start, which change nothing: A uniform on ±1/√in, the same in every run; B = 0."""
     generator = torch.Generator().manual_seed(SEED)
     for layer in layers(policy).values():
         down, up = factors(layer)
@@ -56,7 +57,7 @@ def begun(policy: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def layers(policy: Any) -> dict[str, Any]:
-    """The adapted layers by their names; none without an adapter."""
+    """The adapted layers by name; empty without an adapter."""
     return {
         name: module
         for name, module in policy.named_modules()
@@ -66,11 +67,11 @@ def layers(policy: Any) -> dict[str, Any]:
 
 @contextmanager
 def without_adapter(policy: Any) -> Iterator[None]:
-    """Run a policy as the model beneath its adapter meanwhile."""
+    """Run a policy without its adapter within this context."""
     adapted = layers(policy).values()
     try:
         for layer in adapted:
-            # What peft has for it also turns gradients off, and parameters that are shared out remember that.
+            # Peft's own method also turns gradients off, and sharded parameters keep that setting.
             layer._disable_adapters = True
         yield
     finally:
@@ -79,7 +80,7 @@ def without_adapter(policy: Any) -> Iterator[None]:
 
 
 def model_name(name: str, adapted: dict[str, Any]) -> str | None:
-    """The name of a tensor in the model without its adapter; None for one of the adapter's own."""
+    """A tensor's name in the model without its adapter; None for the adapter's own tensors."""
     layer, _, rest = name.rpartition(".base_layer.")
     if layer in adapted:
         return f"{layer}.{rest}"
@@ -92,7 +93,7 @@ def factors(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def merged(weight: torch.Tensor, layer: Any, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """W + s·B·A of an adapted layer, of which W, A and B are given whole, in the type of A and B."""
+    """W + s·B·A of an adapted layer, from whole W, A and B, in the type of A and B."""
     change = (up @ down) * layer.scaling[NAME]
     return weight.to(change.dtype) + (change.T if layer.fan_in_fan_out else change)
 

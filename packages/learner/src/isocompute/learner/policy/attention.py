@@ -1,10 +1,10 @@
-"""Attention of packed responses: the linear layers see each prompt once, attention sees it before each response.
+"""Attention of packed responses: linear layers see each prompt once, attention sees it before each response.
 
-It is registered with transformers under ``NAME``, so that any model that uses its attention interface can be packed.
-Rows of whole responses are gathered, right-padded, and causal: no mask is needed, and the fastest kernels apply. A
-model that limits attention by a window or a chunk does so in the mask that it asks transformers for, in what it asks of
-attention, or in a mask that it makes itself: the first two say up to which length a row is seen whole, the last is
-refused. An input that is not packed is answered as torch's own attention (``sdpa``) does.
+It is registered with transformers under ``NAME``, so any model that uses transformers' attention interface can be
+packed. Rows of whole responses are gathered and right-padded. Attention is causal, so no mask is needed and the fastest
+kernels apply. A model can limit attention by a window or a chunk in three ways: in the mask that it requests from
+transformers, in its arguments of attention, or in a mask of its own. The first two tell up to which length a row is
+seen whole; the last is refused. An input that is not packed is computed by torch's own attention (``sdpa``).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ..errors import LearnerError
 
 NAME = "isocompute_packed"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Features of attention that a model may request and that are not computed here."""
+"""Attention features that a model may request and that are not implemented here."""
 BEYOND_ANY = 2**20
-"""Tokens of a row that is longer than any window."""
+"""A row length beyond any window (tokens)."""
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class Passing:
     """A packed sequence on its way through a model.
 
     Attributes:
-        reach: Tokens of the longest row that is asked about; None: that of ``rows``.
-        window: Tokens up to which every layer that was met sees a row whole; None where no layer is limited.
+        reach: Length of the longest row to check (tokens); None: that of ``rows``.
+        window: Row length (tokens) up to which every layer so far sees a row whole; None if no layer is limited.
     """
 
     rows: PackedRows
@@ -45,11 +45,11 @@ class Passing:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row."""
+        """Length of the longest row (tokens)."""
         return max(int(block.shape[1]) for block in self.rows.blocks)
 
     def limit(self, window: int) -> None:
-        """Take note of a window, and refuse rows that exceed it."""
+        """Record a window, and refuse rows that exceed it."""
         self.window = min(window, self.window or window)
         if self.longest > window:
             raise _refused(f"a sliding window of {window} tokens, or a chunk, which responses exceed")
@@ -60,7 +60,7 @@ _current: list[Passing] = []
 
 @contextmanager
 def attending(rows: PackedRows | None, *, reach: int | None = None) -> Iterator[Passing | None]:
-    """Say which rows the next packed sequence has, in its forward and backward pass, for all threads; None: none."""
+    """Set the rows of the next packed sequence, for its forward and backward pass, in all threads; None: not packed."""
     if rows is None:
         yield None
         return
@@ -86,10 +86,10 @@ def packed_attention(
     Args:
         query: Shape ``(1, heads, positions, size)``.
         key: Shape ``(1, key heads, positions, size)``.
-        attention_mask: What ``packed_mask`` made; None where the model asks for none.
+        attention_mask: The result of ``packed_mask``; None if the model requests no mask.
 
     Returns:
-        The results, shape ``(1, positions, heads, size)``, and no weights.
+        The results, shape ``(1, positions, heads, size)``, and None instead of weights.
     """
     if not _current:
         plain: tuple[torch.Tensor, Any] = sdpa_attention_forward(
@@ -103,10 +103,10 @@ def packed_attention(
     sizes = [states.shape[-1] for states in (query, key, value)]
     heads, groups = query.shape[1], query.shape[1] != key.shape[1]
     kind = query.device.type
-    # Rotation gives float32 under autocast, and the kernel is given what autocast makes of it.
+    # Rotary embeddings give float32 under autocast; the kernel gets the autocast type.
     multiplied = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
     copied = groups and copies_keys(kind, multiplied)
-    # One row of numbers for each position, copied to the rows of attention.
+    # One row of numbers per position, copied to the rows of attention.
     copies = [
         gather(states).split([block.numel() for block in rows.blocks])
         for gather, states in zip((rows.queries, rows.keys, rows.keys), flat, strict=True)
@@ -123,10 +123,11 @@ def packed_attention(
 
 
 def copies_keys(device: str, dtype: torch.dtype) -> bool:
-    """Return whether each head is given keys and values of its own where heads share them.
+    """Return whether to give each head its own keys and values where heads share them.
 
-    Of CUDA's kernels for shared ones the fast one takes half precision only, and the other holds the scores of all
-    pairs of tokens. The choice takes less memory in both types (H100, ``tests/updates/test_cuda.py``).
+    CUDA has two kernels for shared keys and values: the fast one takes half precision only, and the other stores the
+    scores of all pairs of tokens. The choice made here takes less memory in both types (H100,
+    ``tests/updates/test_cuda.py``).
     """
     return device == "cuda" and dtype not in (torch.float16, torch.bfloat16)
 
@@ -134,13 +135,13 @@ def copies_keys(device: str, dtype: torch.dtype) -> bool:
 def packed_mask(
     *, mask_function: Callable[..., torch.Tensor], device: torch.device | str = "cpu", **requested: Any
 ) -> torch.Tensor | None:
-    """Make no mask of packed rows, but find out how far back theirs would let a token see; see ``sdpa_mask``.
+    """Make no mask for packed rows, but find how far back their mask would let a token see; see ``sdpa_mask``.
 
     Args:
-        mask_function: Whether a query sees a key: of indices of batch, head, query and key, which broadcast.
+        mask_function: Whether a query sees a key, from broadcastable indices of batch, head, query and key.
 
     Returns:
-        For a packed input a single entry, so that one that a model makes itself can be told from it.
+        For a packed input a single entry, which differs from any mask that a model makes itself.
     """
     if not _current:
         plain: torch.Tensor | None = sdpa_mask(mask_function=mask_function, device=device, **requested)
@@ -149,7 +150,7 @@ def packed_mask(
         raise _refused("a mask of its own")
     passing = _current[-1]
     first = torch.zeros(1, dtype=torch.long, device=device)
-    # The first token of a row is the first one that is out of sight.
+    # The first token of a row is the first to go out of sight.
     seen = mask_function(first, first, torch.arange(passing.reach or passing.longest, device=device), first)
     if not bool(seen.all()):
         passing.limit(int(seen.flatten().int().argmin()))

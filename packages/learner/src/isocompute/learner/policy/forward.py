@@ -1,4 +1,4 @@
-"""One pass of a policy over a micro-batch: hidden states, and what the objective needs of them."""
+"""One pass of a policy over a micro-batch: hidden states, and the terms of the objective from them."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from .loading import blocks, body, inside, is_sharded, vocabulary
 
 logger = logging.getLogger(__name__)
 SAME = 1e-3
-"""Largest difference (nats) between log-probabilities in float32, by two ways through a model, that is rounding."""
+"""Largest rounding difference (nats) between float32 log-probabilities from two ways through a model."""
 
 
 class Forward:
-    """The forward pass of a policy: packed where that gives what the model gives, otherwise padded.
+    """The forward pass of a policy: packed if that gives the same results as the model, otherwise padded.
 
     Args:
-        like: How another policy of the same architecture is run, which is to be given the same micro-batches: so a
-            reference is run as the policy is; None: how this one can be run is found out.
+        like: Run this policy like another ``Forward`` of the same architecture, since both get the same micro-batches,
+            as a reference runs like the policy. None: find out how to run it.
 
     Raises:
-        LearnerError: The model looks ahead; or the layout ``packed`` is asked for, and it gives something else that
-            way; or gradient checkpointing is, and it gives something else in training mode.
+        LearnerError: The model is not causal; or the layout ``packed`` was requested and changes the results; or
+            gradient checkpointing was requested and the results differ in training mode.
     """
 
     def __init__(
         self, policy: Any, config: ComputeConfig, *, temperature: float, device: str, like: Forward | None = None
     ) -> None:
         self.policy, self._temperature, self._device = policy, temperature, device
-        # With an adapter the model beneath it may be of a lower type.
+        # Beneath an adapter, the model may be of a lower type.
         self._dtype: torch.dtype = reduce(torch.promote_types, (each.dtype for each in policy.parameters()))
         self._adapted = True
-        # What the model means is found out in float32: in bfloat16 rounding would look like another meaning.
+        # Probe the model in float32: in bfloat16 rounding would look like a different result.
         self._config = replace(config, precision="float32", float32_head=True)
         self.packs = False
         self._window: int | None = None if like is None else like._window
@@ -62,42 +62,42 @@ class Forward:
         self._config = config
 
     def without_adapter(self) -> Forward:
-        """Return the forward pass of the model beneath the policy's adapter: the same policy, not a second one."""
+        """Return the forward pass of the model beneath the policy's adapter; the policy is shared, not copied."""
         base = copy(self)
         base._adapted = False
         return base
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type that matrices are multiplied in."""
+        """Type of matrix products."""
         lower = self._config.precision == "bfloat16" and self._dtype == torch.float32
         return torch.bfloat16 if lower else self._dtype
 
     def micro_batch(self, responses: Responses, piece: Piece) -> MicroBatch:
-        """The tensors of a piece."""
+        """Make the tensors of a piece."""
         numbers = torch.float64 if self._dtype == torch.float64 else torch.float32
         return (packed if piece.packed else padded)(responses, piece, self._device, numbers)
 
     def pieces(self, responses: Responses, rows: np.ndarray) -> Iterator[Piece]:
-        """Cut rows into what passes through the model together; see ``batch.micro_batches``."""
+        """Cut rows into pieces that pass through the model together; see ``batch.micro_batches``."""
         lengths = responses.whole_lengths[rows]
         check_rotation(self.policy.config, longest=int(lengths.max(initial=0)))
         limits = [limit for limit in (self._window, self._rotated) if limit is not None]
-        # Responses on one side of a limit pass together: beyond a window they are padded, and beyond the length that
-        # the model was trained at first all tokens of an input are rotated otherwise.
+        # Responses on one side of a limit pass together. Beyond a window they are padded. Beyond the model's original
+        # training length, all tokens of an input are rotated differently.
         for side in np.unique(sides := sum((lengths > limit for limit in limits), np.zeros(len(rows), dtype=int))):
             packs = self.packs and (self._window is None or lengths[sides == side].max() <= self._window)
             tokens = self._config.micro_batch_tokens
             yield from micro_batches(responses, rows[sides == side], tokens=tokens, share_prompts=packs)
 
     def attending(self, batch: MicroBatch) -> AbstractContextManager[attention.Passing | None]:
-        """Hold on to what a micro-batch consists of, during its forward and its backward pass."""
+        """Set a micro-batch's rows for its forward and its backward pass."""
         return attention.attending(batch.rows)
 
     def run(
         self, batch: MicroBatch, *, entropy: bool = False, entropy_gradient: bool = False
     ) -> tuple[torch.Tensor, Terms]:
-        """The hidden state that predicts each sampled token, shape ``(tokens, hidden size)``, and its terms."""
+        """Compute the hidden state that predicts each sampled token, shape ``(tokens, hidden size)``, and its terms."""
         if batch.rows is not None and not self.packs:
             raise LearnerError("a packed micro-batch was given to a model that is run padded; it must be padded")
 
@@ -120,12 +120,12 @@ class Forward:
         return hidden, Terms(logprobs, entropies)
 
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
-        """Log-probabilities of the sampled tokens without gradient, shape ``(tokens,)``."""
+        """Compute log-probabilities of the sampled tokens without gradient, shape ``(tokens,)``."""
         with torch.no_grad(), self.attending(batch):
             return self.run(batch)[1].logprobs
 
     def _hidden(self, policy: Any, batch: MicroBatch) -> torch.Tensor:
-        # A policy that is shared out is cast as its blocks are gathered.
+        # A sharded policy is cast when its blocks are gathered.
         cast = self.dtype != self._dtype and not is_sharded(policy)
         with torch.autocast(torch.device(self._device).type, dtype=self.dtype) if cast else nullcontext():
             states = body(policy)(
@@ -137,7 +137,7 @@ class Forward:
         return batch.predicts(states.flatten(0, 1))
 
     def _settle(self) -> None:
-        """Find out by a few responses whether the model is causal, can be packed, and can be checkpointed."""
+        """Probe with a few responses whether the model is causal, can be packed and can be checkpointed."""
         rows, altered, before = probe(vocabulary(self.policy))
         padded_rows, packed_rows, altered_rows = (
             self.micro_batch(
@@ -171,7 +171,7 @@ class Forward:
                 )
 
     def _try_packing(self, batch: MicroBatch, expected: torch.Tensor) -> None:
-        """Switch to packed attention where a micro-batch shows that the model means the same by it."""
+        """Switch to packed attention if a micro-batch shows that it gives the same results."""
         own = self.policy.config._attn_implementation
         try:
             refuse_by_place(self.policy.config)
@@ -195,7 +195,7 @@ class Forward:
 
 
 def _checkpointed(policy: Any) -> None:
-    """Let layers keep their inputs only, which they do in training mode alone, and drop nothing at random."""
+    """Let layers keep only their inputs. They do so only in training mode, so dropout is turned off."""
     try:
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     except ValueError as error:
@@ -213,13 +213,13 @@ def _largest(differences: torch.Tensor) -> float:
 
 
 PROMPTS, RESPONSES = (3, 3, 2, 2), np.array([4, 2, 3, 5])
-"""Tokens of the probe's prompts, of which two are the same, and of its responses."""
+"""Token counts of the probe's prompts, two of which are equal, and of its responses."""
 
 
 def probe(vocabulary: int) -> tuple[Responses, Responses, np.ndarray]:
-    """Two prompts with two responses each; the same with another last token but one; and which tokens are before it.
+    """Two prompts with two responses each; the same with one token changed; and a mask of the tokens before the change.
 
-    That one is the last that passes through the model.
+    The changed token is the second last of each response, the last that passes through the model.
     """
     generator = np.random.default_rng(0)
     values = generator.integers(0, vocabulary, RESPONSES.sum())
@@ -247,22 +247,22 @@ def probe(vocabulary: int) -> tuple[Responses, Responses, np.ndarray]:
 
 
 BY_PLACE = ("attn_temperature_tuning", "index_topk", "index_topk_blocks")
-"""Settings by which a model of transformers acts on a token's place in the input, whatever its position is said to be.
+"""Settings of transformers models that depend on a token's place in the input instead of its position id.
 
-Llama 4 scales queries beyond 8,192 tokens (``floor_scale``), and models with DeepSeek's sparse attention choose keys
-among all of the input beyond 2,048: too many to be tried.
+Llama 4 scales queries beyond 8,192 tokens (``floor_scale``). Models with DeepSeek's sparse attention choose keys from
+the whole input beyond 2,048 tokens. Both are too many tokens to probe.
 """
 
 
 def refuse_by_place(config: Any) -> None:
-    """Refuse to pack a model that has one of ``BY_PLACE``."""
+    """Refuse to pack a model with a setting of ``BY_PLACE``."""
     for name in BY_PLACE:
         if getattr(config.get_text_config(), name, None):
             raise LearnerError(f"it scales or chooses by a token's place in the input ({name})")
 
 
 def rotated_otherwise_beyond(config: Any) -> int | None:
-    """Tokens beyond which one response of an input makes a model rotate all of its tokens otherwise (LongRoPE)."""
+    """Length (tokens) beyond which one response makes a model rotate its whole input differently (LongRoPE)."""
     limits = [
         each.get("original_max_position_embeddings") or config.get_text_config().max_position_embeddings
         for each in _rotations(config)
@@ -272,7 +272,7 @@ def rotated_otherwise_beyond(config: Any) -> int | None:
 
 
 def check_rotation(config: Any, *, longest: int) -> None:
-    """Refuse responses so long that, with dynamic NTK scaling, their rotation depends on those that passed before."""
+    """Refuse responses so long that, with dynamic NTK scaling, their rotation depends on earlier responses."""
     dynamic = any(each.get("rope_type") == "dynamic" for each in _rotations(config))
     limit = config.get_text_config().max_position_embeddings if dynamic else longest
     if longest > limit:
@@ -283,16 +283,17 @@ def check_rotation(config: Any, *, longest: int) -> None:
 
 
 def _rotations(config: Any) -> list[dict[str, Any]]:
-    """The parameters of RoPE, of each kind of layer."""
+    """The RoPE parameters of each kind of layer."""
     given = getattr(config.get_text_config(), "rope_parameters", None) or {}
     return [given] if "rope_type" in given else [each for each in given.values() if isinstance(each, dict)]
 
 
 @contextmanager
 def at_least_float32(policy: Any) -> Iterator[None]:
-    """Run a policy in float32 meanwhile, a layer at a time; its weights are the same afterwards, bit for bit.
+    """Run a policy in float32 within this context, one layer at a time; its weights are restored bit for bit.
 
-    In bfloat16 two kernels of attention give log-probabilities that differ by 0.03 nats, like another meaning.
+    In bfloat16 two attention kernels give log-probabilities that differ by 0.03 nats, which would look like another
+    result.
     """
     layers = {layer: _lower(layer) for layer in blocks(policy)}
     inside = {id(tensor) for held in layers.values() for tensor, _ in held}
@@ -311,7 +312,7 @@ def at_least_float32(policy: Any) -> Iterator[None]:
 
 
 Lower = list[tuple[torch.Tensor, torch.dtype]]
-"""Tensors of a lower type than float32, and that type."""
+"""Tensors of a lower type than float32, each with its type."""
 
 
 def _lower(module: torch.nn.Module) -> Lower:
@@ -328,7 +329,7 @@ def _cast(held: Lower, dtype: torch.dtype | None = None) -> None:
 
 
 def without_dropout(policy: Any) -> None:
-    """Set every share that a model drops at random in training mode to 0, wherever it keeps it."""
+    """Set all dropout rates of a model to 0, wherever it stores them."""
     config = policy.config
     for holder in (config, config.get_text_config(), *policy.modules()):
         for name, value in list(vars(holder).items()):

@@ -1,7 +1,7 @@
-"""Log-probabilities and entropies from the output head, in chunks over tokens, computed again in the backward pass.
+"""Log-probabilities and entropies from the output head, in chunks of tokens, recomputed in the backward pass.
 
-Logits of all tokens at once would take tokens × vocabulary numbers, several times: 8,192 tokens of a vocabulary of
-152,064 are 5 GB in float32. Here one chunk of them exists at a time, in either pass.
+The logits of all tokens at once would take tokens × vocabulary numbers, several times: 8,192 tokens with a vocabulary
+of 152,064 take 5 GB in float32. Here only one chunk of logits exists at a time, in either pass.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class Terms(NamedTuple):
     """Log-probabilities and entropies; each tensor has the shape ``(tokens,)``.
 
     Attributes:
-        logprobs: Log-probability of the sampled token under the policy, with its gradient.
-        entropy: Entropy of the policy's next-token distribution (nats), with its gradient where it was asked for; None
-            where it was not measured.
+        logprobs: Log-probability of each sampled token under the policy, with its gradient.
+        entropy: Entropy of the policy's next-token distribution (nats), with its gradient if requested; None if not
+            measured.
     """
 
     logprobs: torch.Tensor
@@ -41,9 +41,9 @@ def token_terms(
 
     Args:
         hidden: The hidden state that predicts each token, shape ``(tokens, hidden size)``.
-        tokens: The tokens sampled, shape ``(tokens,)``.
-        dtype: Type that matrices are multiplied in. Where it is lower than float32, the softmax, what is returned and
-            the sum of the weights' gradient over chunks are in float32 all the same.
+        tokens: The sampled tokens, shape ``(tokens,)``.
+        dtype: Type of matrix products. Softmax, results and the sum of the weight gradient over chunks are in float32
+            or better.
     """
     found: Any = _Head.apply(
         hidden, head.weight, head.bias, tokens, temperature, chunk, dtype, entropy, entropy_gradient
@@ -82,7 +82,7 @@ class _Head(torch.autograd.Function):  # type: ignore[misc]
                 shares = (logits - total[:, None]).exp_()
                 entropies[part] = total - shares.mul_(logits).sum(-1)
                 del shares
-            # Else they would still be there beside the logits of the next chunk.
+            # Otherwise they would still exist next to the logits of the next chunk.
             del logits
         context.save_for_backward(hidden, weight, bias, tokens, sums, entropies)
         context.settings = temperature, chunk, dtype, entropy_gradient
@@ -112,7 +112,7 @@ class _Head(torch.autograd.Function):  # type: ignore[misc]
             slope.div_(temperature)
             if of_bias is not None:
                 of_bias += slope.sum(0)
-            # Each is freed before the next product is there.
+            # Free each before computing the next product.
             del logits, surprise, shares, by
             slope = slope.to(dtype)
             of_hidden[part] = (slope @ whole).to(hidden.dtype)
@@ -130,7 +130,7 @@ def _parts(count: int, chunk: int) -> list[slice]:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The type of sums and logarithms where products have another: float32 or better."""
+    """Type of sums and logarithms for products of type ``dtype``: float32 or better."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -152,10 +152,10 @@ class ValueHead(torch.nn.Module):  # type: ignore[misc]
         torch.nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Values of positions, shape ``(tokens,)``, of hidden states of the shape ``(tokens, hidden size)``."""
+        """Compute values, shape ``(tokens,)``, from hidden states of shape ``(tokens, hidden size)``."""
         given = hidden.detach()
         if self.share:
-            # The same in value; the gradient into the policy is a share of the head's own.
+            # The value stays the same; only the gradient into the policy is scaled.
             given = given + self.share * (hidden - given)
         values: torch.Tensor = self.linear(given.to(self.linear.weight.dtype)).squeeze(-1)
         return values

@@ -1,11 +1,11 @@
-"""Loading a model with all of its weights or not at all, whole or in shares; its tensors by their Hugging Face names.
+"""Loads a model with all of its weights or not at all, whole or sharded, and names its tensors as Hugging Face does.
 
-Where ranks share a policy, each holds a part of every parameter (FSDP2), and of its gradient and moments. A block of
-layers is gathered from the ranks when it runs and let go again, as are the embedding and the output head. What is left,
-the last norm, is gathered for the forward pass that all of them are part of: ``inside``. A head that is tied to the
-embedding is gathered with it, from the beginning of the forward to the end of the backward pass: its gradient is whole
-only then. Ranks that share a policy run it together: each must make the same number of passes. Every function here
-takes a policy that is whole, too.
+If ranks share a policy, each holds a part of every parameter (FSDP2), of its gradient and of its moments. A block of
+layers is gathered from the ranks when it runs and released afterwards, and so are the embedding and the output head.
+The remaining module, the last norm, is gathered for the forward pass that contains all of them (``inside``). A head
+that is tied to the embedding is gathered with it, from the beginning of the forward to the end of the backward pass,
+since its gradient is complete only then. Ranks that share a policy run it together, so each must make the same number
+of passes. Every function here also accepts a policy that is whole.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .adapter import adapt, begun
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 EVERY_GRADIENT = "set_reduce_scatter_unused_params"
-"""The method of later versions of torch that has ranks sum a gradient that some of them do not have."""
+"""Method of later torch versions that lets ranks sum a gradient that some of them do not have."""
 
 
 def load_policy(
@@ -49,15 +49,15 @@ def load_policy(
     sharding: Sharding | None = None,
     adapter: AdapterConfig | None = None,
 ) -> Any:
-    """Load a transformers model, in evaluation mode: dropout would make log-probabilities random.
+    """Load a transformers model in evaluation mode, since dropout would make log-probabilities random.
 
     Args:
-        sharding: The ranks that share the model, of which each reads its part and all call this; None: it is whole.
-        adapter: What is learnt in place of the weights, which are frozen then; in float32 or better. None: nothing.
+        sharding: The ranks that share the model; each reads its part, and all must call this. None: the model is whole.
+        adapter: Adapter to learn instead of the weights, which are then frozen; in float32 or better. None: no adapter.
 
     Raises:
         LearnerError: The model cannot be loaded, lacks weights (they would be random), or scales or caps its logits
-            after the head, which is computed apart here; or the adapter does not fit it.
+            after the head, which is computed separately here; or the adapter does not fit it.
     """
     if sharding is None:
         policy = _whole(model, device, dtype)
@@ -93,7 +93,7 @@ def _whole(model: str | Path, device: str, dtype: torch.dtype) -> Any:
 def _shared(
     model: str | Path, device: str, dtype: torch.dtype, sharding: Sharding, adapter: AdapterConfig | None
 ) -> Any:
-    """The model shared out, without ever being whole on a rank where its files hold its tensors as they are."""
+    """Load a sharded model; if its files store the tensors unchanged, no rank ever holds all of it."""
     with _refused(model):
         with _parameters_on_meta():
             policy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(model)), dtype=dtype)
@@ -121,7 +121,7 @@ def _shared(
 
 @contextmanager
 def _refused(model: str | Path) -> Iterator[None]:
-    """Say of whatever goes wrong that the model cannot be loaded."""
+    """Turn any error within this context into one that says that the model cannot be loaded."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
@@ -138,11 +138,11 @@ def _refuse_missing(model: str | Path, names: Collection[str]) -> None:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Keep parameters that are made meanwhile without memory. Buffers are real: some are computed, and in no file."""
+    """Keep new parameters without memory within this context. Buffers are real: some are computed and in no file."""
     register = torch.nn.Module.register_parameter
 
     def without_memory(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
-        # One that is tied to another stays the same.
+        # A tied parameter stays tied.
         if parameter is not None and not parameter.is_meta:
             parameter = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
         register(module, name, parameter)
@@ -158,7 +158,7 @@ def _changes_logits(policy: Any, device: str) -> bool:
     """Return whether the model post-processes its head's logits, as with Gemma 2, Cohere or Granite."""
     ids = torch.arange(2, device=device)[None]
     mask = torch.ones_like(ids)
-    # Not the call of a module, with which the forward pass that this is part of would end.
+    # Not the module's call, which would end the forward pass that this is part of.
     whole = policy.forward(input_ids=ids, attention_mask=mask, use_cache=False).logits
     hidden = body(policy)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
     head = policy.get_output_embeddings()(hidden)
@@ -169,8 +169,8 @@ class WholeTensors(Mapping[str, torch.Tensor]):
     """Tensors by name. A sharded tensor is gathered on every read, so all ranks must read it.
 
     Args:
-        adapted: Layers whose adapter is added to a tensor as it is read, by the tensor's name.
-        dtype: Type in which numbers are given; None: their own.
+        adapted: Layers whose adapter is merged into a tensor when it is read, by the tensor's name.
+        dtype: Type of the returned tensors; None: their own.
     """
 
     def __init__(
@@ -196,11 +196,11 @@ class WholeTensors(Mapping[str, torch.Tensor]):
         return len(self._live)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each tensor when it is whole."""
+        """Bytes of each whole tensor."""
         return {name: tensor.numel() * self._type(tensor).itemsize for name, tensor in self._live.items()}
 
     def shares(self) -> Iterator[tuple[str, torch.Tensor, slice | None]]:
-        """The live tensors: of one that ranks share this one's rows, which are named, and no copy."""
+        """The live tensors, not copies; of a sharded one this rank's rows, with their slice."""
         for name, tensor in self._live.items():
             yield name, own(tensor), rows_of(tensor)
 
@@ -209,21 +209,21 @@ class WholeTensors(Mapping[str, torch.Tensor]):
 
 
 def weights(policy: Any) -> WholeTensors:
-    """The ``tensors`` of a policy, its adapter merged, of which ranks that share it must all take all."""
+    """The ``tensors`` of a policy, with its adapter merged. Ranks that share the policy must all read all of them."""
     layers = {f"{name}.weight": layer for name, layer in adapter.layers(policy).items()}
     dtype = next((tensor.dtype for tensor in learnt(policy).values()), None) if layers else None
     return WholeTensors(tensors(policy), adapted=layers, dtype=dtype)
 
 
 def tensors(policy: Any) -> dict[str, torch.Tensor]:
-    """The model's tensors by their names in a saved model: one that is tied to another once, and no adapter's."""
+    """The model's tensors by their names in a saved model; tied tensors once, without the adapter's."""
     adapted = adapter.layers(policy)
     named = ((adapter.model_name(name, adapted), tensor) for name, tensor in _held(policy).items())
     return {name: tensor for name, tensor in named if name is not None}
 
 
 def learnt(policy: Any) -> dict[str, torch.Tensor]:
-    """Return what updates change, by the names of parameters: an adapter's tensors, or all of a policy without one."""
+    """Return the tensors that updates change, by parameter name: an adapter's, or all of a policy without one."""
     adapted = adapter.layers(policy)
     return {
         name: tensor
@@ -234,13 +234,13 @@ def learnt(policy: Any) -> dict[str, torch.Tensor]:
 
 def _held(policy: Any) -> dict[str, torch.Tensor]:
     let_go(policy)
-    # Parameters and buffers with several names are listed under the first.
+    # PyTorch lists parameters and buffers with several names under the first.
     names = {name for name, _ in (*policy.named_parameters(), *policy.named_buffers())}
     return {name: tensor for name, tensor in policy.state_dict().items() if name in names}
 
 
 def base_hash(model: str, policy: Any) -> str:
-    """Hash of a base model's weights as they are stored, or else as they were loaded, by all ranks that share it."""
+    """Hash a base model's weights as stored, or else as loaded; all ranks that share it must call this."""
     stored = files_of(model)
     if stored is None:
         return tensors_hash(WholeTensors(tensors(policy)))
@@ -248,23 +248,23 @@ def base_hash(model: str, policy: Any) -> str:
 
 
 def vocabulary(policy: Any) -> int:
-    """Number of tokens that a policy knows."""
+    """Vocabulary size of a policy."""
     return int(policy.get_input_embeddings().weight.shape[0])
 
 
 def body(policy: Any) -> Any:
-    """The part of a policy that gives hidden states, without its head."""
-    # Llama 4's class names another attribute than it has, and is its own base model then.
+    """The part of a policy that computes hidden states, without its head."""
+    # Llama 4's class names an attribute that it does not have, and is then its own base model.
     return policy.model if policy.base_model is policy else policy.base_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """The ranks that share a policy, and the types that they compute in.
+    """The ranks that share a policy, and the types in which they compute.
 
     Attributes:
-        activations: Type that blocks compute in where it is not that of the weights; None: theirs. Gradients are summed
-            over the ranks in float32 or better all the same.
+        activations: Type in which blocks compute; None: that of the weights. Gradients are always summed over the ranks
+            in float32 or better.
         head: The same for the embedding, the last norm and the output head.
     """
 
@@ -275,12 +275,12 @@ class Sharding:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The ranks in a row."""
+        """A one-dimensional mesh of the ranks."""
         return DeviceMesh.from_group(self.ranks, torch.device(self.device).type)
 
 
 def shard(policy: Any, sharding: Sharding) -> Any:
-    """Share a policy out, in place; its weights may still be on the device ``meta``."""
+    """Shard a policy over the ranks, in place; its weights may still be on the device ``meta``."""
     _check_routing(policy)
     mesh = sharding.mesh
     for block in blocks(policy):
@@ -294,25 +294,25 @@ def shard(policy: Any, sharding: Sharding) -> Any:
     _share_whole_passes(policy, ends)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
-            # Each rank's loss is its part of a sum. Gloo has no reduction that multiplies on the way.
+            # Each rank's loss is its part of a sum. Gloo has no reduction that also multiplies.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             if hasattr(module, EVERY_GRADIENT):
-                # Where ranks route tokens to different experts, one that has no gradient of an expert adds 0 to it.
+                # If ranks route tokens to different experts, a rank without a gradient for an expert adds 0.
                 getattr(module, EVERY_GRADIENT)(True)
     return policy
 
 
 def _share_whole_passes(module: Any, how: dict[str, Any]) -> None:
-    """Share a module out that is gathered by ``inside``."""
-    # Gathered for the forward pass, its weights are needed again as soon as the backward pass begins.
+    """Shard a module that ``inside`` gathers."""
+    # The backward pass needs its weights right after the forward pass.
     fully_shard(module, **how, reshard_after_forward=False)
     module.run_inside = lambda use, *given: use(module, *given)
     register_fsdp_forward_method(module, "run_inside")
 
 
 def blocks(policy: Any) -> list[torch.nn.Module]:
-    """The layers that are gathered one at a time: those that transformers keeps on one device, too."""
+    """The layers that are gathered one at a time: those that transformers also keeps on one device."""
     names = set(policy._no_split_modules or ())
     found = [module for module in policy.modules() if type(module).__name__ in names]
     inner = {id(part) for module in found for part in module.modules() if part is not module}
@@ -320,44 +320,44 @@ def blocks(policy: Any) -> list[torch.nn.Module]:
 
 
 def inside(module: Any, use: Callable[..., Result], *given: torch.Tensor) -> Result:
-    """Run a function of a policy, or within it of its output head, that needs weights beside those of blocks whole.
+    """Run a function of a policy, or of its output head within it, with all weights outside the blocks gathered.
 
-    Tensors that have a gradient must be what it returns, or members of a tuple; those that the module's gradient goes
-    on to must be ``given``.
+    Tensors with a gradient must be the function's result, or members of a tuple that it returns. Tensors that receive
+    the module's gradient must be in ``given``.
     """
     if not hasattr(module, "run_inside"):
         return use(module, *given)
     found: Result = module.run_inside(use, *given)
     if not torch.is_grad_enabled():
-        # No backward pass follows, after which they would be let go.
+        # No backward pass follows that would release them.
         let_go(module)
     return found
 
 
 def is_sharded(policy: Any) -> bool:
-    """Return whether a policy is shared out."""
+    """Return whether a policy is sharded."""
     return isinstance(policy, FSDPModule)
 
 
 def let_go(policy: Any) -> None:
-    """Let go of weights that were gathered and have not been used in a backward pass."""
+    """Release gathered weights that no backward pass has used."""
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor gathered from the ranks, which must all call this; one that is whole is returned as it is."""
+    """Gather a tensor from the ranks, which must all call this; a whole one is returned unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's share of a tensor, and no copy of it; one that is whole is returned as it is."""
+    """Return this rank's share of a tensor, not a copy; a whole one is returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def rows_of(tensor: torch.Tensor) -> slice | None:
-    """The rows of a tensor that are this rank's, as ``torch.chunk`` cuts them; None where it is whole."""
+    """Rows of a tensor that belong to this rank, as ``torch.chunk`` cuts them; None if it is whole."""
     if not isinstance(tensor, DTensor):
         return None
     assert tensor.placements == (Shard(0),)
@@ -367,14 +367,14 @@ def rows_of(tensor: torch.Tensor) -> slice | None:
 
 
 def copy_into(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Give a tensor other values, all of them; one that is shared out takes this rank's rows."""
+    """Overwrite a tensor with whole values; a sharded one takes this rank's rows."""
     rows = rows_of(tensor)
     with torch.no_grad():
         own(tensor).copy_(values if rows is None else values[rows])
 
 
 def _check_routing(policy: Any) -> None:
-    """Refuse experts that are modules, of which a rank may use some only, where torch does not sum what is unused."""
+    """Refuse experts that are modules if torch does not sum unused gradients: a rank may use only some experts."""
     routed = any(isinstance(part, torch.nn.ModuleList) for block in blocks(policy) for part in block.modules())
     if routed and not hasattr(FSDPModule, EVERY_GRADIENT):
         raise LearnerError(

@@ -1,1 +1,1 @@
-"""Several learners that take every update together, as Ray actors."""
+"""Several learners, as Ray actors, that take every update together."""

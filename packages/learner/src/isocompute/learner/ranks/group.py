@@ -1,7 +1,7 @@
 """Learner ranks as Ray actors in a placement group: they take every update together, or end together.
 
-The group has the methods of one learner, so the training loop does not know which of the two it drives. Every wait has
-a timeout, and tensors are handed over a part at a time: the driver never has all of them.
+The group has the same methods as a single learner, so the training loop need not tell them apart. Every wait has a
+timeout. Tensors are transferred in parts, so the driver never holds all of them.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from ..saving.checkpoint import TensorFiles, parts, write_tensors
 from ..updates.learner import Learner, check_base, skipped, state_values
 
 PART = 2**28
-"""Most bytes that are handed over in one call; a single tensor may have more."""
+"""Most bytes transferred in one call; a single tensor may have more."""
 STATE, WEIGHTS = "state", "weights"
 POLL_SECONDS = 0.1
-"""How often a rank is asked whether its part of a checkpoint is written."""
+"""Interval at which ranks are asked whether their part of a checkpoint is written."""
 OnRank = Callable[[int, Iterator[tuple[str, torch.Tensor]]], Any]
-"""Called on a rank with its number and the policy's tensors; on every rank it must take all of them."""
+"""Called on a rank with its number and the policy's tensors; it must read all of them on every rank."""
 
 
 class LearnerGroup:
     """Ranks that take every update together, and share the policy unless ``compute.sharding`` is ``none``.
 
-    Where one rank fails, its peers may be waiting for it in the middle of an update. They get a short grace to fail
-    as well; unless every rank rejected the call with a ``LearnerError``, the group is broken and its ranks are
-    terminated. ``reset`` starts new ones. Every wait has a timeout, whose error names what was waited for.
+    If one rank fails, its peers may be waiting for it in the middle of an update. They get a short grace period to fail
+    as well. Unless every rank rejected the call with a ``LearnerError``, the group is broken and its ranks are
+    terminated; ``reset`` starts new ones. The error of a timeout names what was waited for.
 
     Args:
-        device: ``cpu`` or ``cuda``; each rank takes one processor, and with ``cuda`` ``gpu_share`` of a GPU.
-        placement: A Ray placement group to be in, such as one shared with engines; by default one of its own.
-        bundles: The bundle of each rank in it; by default the first ones.
+        device: ``cpu`` or ``cuda``; each rank takes one CPU, and with ``cuda`` also ``gpu_share`` of a GPU.
+        placement: A Ray placement group to use, such as one shared with engines; by default a new one.
+        bundles: Each rank's bundle in the placement group; by default the first ones.
         gpu_share: Share of its GPU that a rank takes; the engine on the same GPU takes the rest.
-        patience: Timeout for places in the cluster, and again for the ranks' start and their rendezvous, s.
+        patience: Timeout for resources in the cluster, and again for the ranks' start and their rendezvous, s.
         load_patience: Timeout for loading the model, s.
-        update_patience: Timeout for an update, and for any other call, s; a rank that waits for another within a call
+        update_patience: Timeout for an update and for any other call, s. A rank that waits for another within a call
             gives up after twice the longer of this and ``load_patience``.
         grace: Timeout for the peers of a rank that failed, s.
 
@@ -97,18 +97,18 @@ class LearnerGroup:
 
     @property
     def broken(self) -> bool:
-        """Return whether its ranks were ended, so that it must be reset before it is used again."""
+        """Return whether the ranks were terminated, so that the group must be reset before further use."""
         return not self._ranks
 
     def reset(self, config: LearnerConfig) -> None:
-        """Take every rank back to the base model, a fresh optimizer and version 0; a broken group gets new ranks."""
+        """Reset every rank to the base model, a fresh optimizer and version 0; a broken group gets new ranks."""
         if self.broken:
             self._start(config)
         else:
             try:
                 self._same_base("reset", "reset", config)
             except LearnerError:
-                # Ranks that could not load the model again hold none.
+                # Ranks that could not reload the model have none.
                 self.close()
                 raise
         self.config, self.version = config, 0
@@ -119,8 +119,8 @@ class LearnerGroup:
         return measured
 
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
-        """Split the responses over ranks, by the tokens that they cost, and take one step together."""
-        # Here, as a rank that refuses alone leaves the others waiting.
+        """Split the responses over ranks by their token cost, and take one step together."""
+        # Check here, since a rank that refuses alone leaves the others waiting.
         check_columns(batch, ("prompt_ids", "response_ids", "logprobs"))
         check_rows(batch.filter(pl.col("response_ids").list.len() > 0))
         first: UpdateReport = self._on_shares("update", batch, advance=advance)[0]
@@ -128,17 +128,17 @@ class LearnerGroup:
         return first
 
     def _on_shares(self, method: str, rollouts: pl.DataFrame, **settings: Any) -> list[Any]:
-        """Results of every rank's learner, each with its share of the responses."""
+        """Call a method of every rank's learner with its share of the responses, and return the results."""
         ranks, free = self._in_use(), None
         if "advantage" in rollouts.columns:
-            # Those that do not pass through the model.
+            # Responses that do not pass through the model.
             free = skipped(rollouts["advantage"].to_numpy(), rollouts["zero_variance"].to_numpy(), self.config)
         parts = shares(rollouts, len(ranks), free=free)
         calls = [rank.call.remote(method, part, **settings) for rank, part in zip(ranks, parts, strict=True)]
         return self._wait(calls, method)
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
-        """See ``Learner.agreement``; on every rank, as none can run a policy alone that they share."""
+        """See ``Learner.agreement``; runs on every rank, since none can run a shared policy alone."""
         import ray
 
         found: Agreement = self._on_each("compare", "call", "agreement", ray.put(rollouts))[0]
@@ -149,7 +149,7 @@ class LearnerGroup:
         return RankWeights(self)
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
-        """See ``Learner.state``; where ranks cannot write a checkpoint, a few tensors are here at a time."""
+        """See ``Learner.state``; if ranks cannot write a checkpoint, this process holds a few tensors at a time."""
         return self._tensors(STATE), state_values(self.model, self.base, self.version)
 
     def _tensors(self, of: str) -> RemoteTensors:
@@ -161,9 +161,9 @@ class LearnerGroup:
         return RemoteTensors(sizes, fetch, self._write)
 
     def _write(self, folder: Path) -> Callable[[], dict[str, str]] | None:
-        """Let each rank copy its part of the state and write it while the next steps are taken; see ``Checkpoint``.
+        """Let each rank copy its part of the state and write it during the next steps; see ``Checkpoint``.
 
-        None where a rank is on a machine that does not see the folder.
+        Returns None if a rank is on a machine that does not see the folder.
         """
         if not self._see(folder):
             return None
@@ -188,7 +188,7 @@ class LearnerGroup:
         self.version = version
 
     def close(self) -> None:
-        """End the ranks, whatever they are doing, and free their places in the cluster."""
+        """Terminate the ranks, whatever they are doing, and release their resources in the cluster."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
@@ -199,7 +199,7 @@ class LearnerGroup:
         self._ranks, self._placement = [], self._given
 
     def _start(self, config: LearnerConfig) -> None:
-        """Reserve places, start the ranks in them, join them, load the model; all of it or nothing."""
+        """Reserve resources, start the ranks, connect them and load the model; all of it or nothing."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -213,7 +213,7 @@ class LearnerGroup:
             ]
             longest = max(self._update_patience, self._load_patience)
             shares_gpu = self._device != "cpu" and self._gpu_share < 1
-            # An actor without a name ends with the process that started it.
+            # An unnamed actor ends with the process that started it.
             self._ranks = [
                 actor.options(scheduling_strategy=place).remote(
                     rank, self._world_size, self._device, longest, shares_gpu
@@ -228,7 +228,7 @@ class LearnerGroup:
             raise
 
     def _same_base(self, task: str, method: str, *arguments: Any) -> None:
-        """Wait until every rank has loaded the base model; it may be another one on another machine."""
+        """Wait until every rank has loaded the base model, and check that all loaded the same one."""
         found = self._on_each(task, method, *arguments, patience=self._load_patience)
         self.base = str(found[0])
         for rank, base in enumerate(found):
@@ -251,7 +251,7 @@ class LearnerGroup:
                     f"{ranks} ranks need {ranks} {kind}s, and the cluster has {cluster.get(kind, 0):g} in all"
                 )
         self._placement = placement_group([dict.fromkeys(kinds, 1.0)] * ranks, strategy="PACK")
-        # Unlike ready(), wait() starts no worker process: it fails only where there is no room.
+        # Unlike ready(), wait() starts no worker process: it fails only if there is no room.
         if not self._placement.wait(self._patience):
             raise LearnerError(
                 f"{ranks} ranks need {ranks} {kinds[0]}s, and in {self._patience:g} s the cluster, which has "
@@ -266,13 +266,13 @@ class LearnerGroup:
         return self._ranks
 
     def _on_each(self, task: str, method: str, *arguments: Any, patience: float | None = None) -> list[Any]:
-        """Results of the same call of every rank."""
+        """Call a method on every rank and return the results."""
         return self._wait([getattr(rank, method).remote(*arguments) for rank in self._in_use()], task, patience)
 
     def _wait(self, calls: Sequence[Any], task: str, patience: float | None = None) -> list[Any]:
-        """Results of the calls, one of each rank, which stay in use if every one refused with an error of the learner.
+        """Return the results of the calls, one per rank; the ranks stay in use if all raised a ``LearnerError``.
 
-        After any other error, or where some time out, what they hold is unknown.
+        After any other error or a timeout, their state is unknown.
         """
         import ray
 
@@ -295,7 +295,7 @@ class LearnerGroup:
                         end = min(end, monotonic() + self._grace)
                     failures[rank] = error
         except BaseException:
-            # Interrupted while the ranks are at work.
+            # Interrupted while the ranks work.
             self.close()
             raise
         if not failures and not pending:
@@ -314,7 +314,7 @@ class LearnerGroup:
 
 
 class RankWeights(Iterable[tuple[str, torch.Tensor]]):
-    """The policy's whole tensors by their Hugging Face names: handed over one by one, or used on the ranks."""
+    """The policy's whole tensors by their Hugging Face names: transferred one by one, or used on the ranks."""
 
     def __init__(self, group: LearnerGroup) -> None:
         self._group = group
@@ -323,12 +323,12 @@ class RankWeights(Iterable[tuple[str, torch.Tensor]]):
         yield from self._group._tensors(WEIGHTS).items()
 
     def on_ranks(self, function: OnRank) -> list[Any]:
-        """Call a function on every rank, where each tensor is gathered as it is taken; returns the results by rank."""
+        """Call a function on every rank, where tensors are gathered as they are read; return the results by rank."""
         return self._group._on_each("hand over the weights", "use_weights", function)
 
 
 class RemoteTensors(Mapping[str, torch.Tensor]):
-    """Tensors of some ``sizes`` (bytes), fetched from the ranks some at a time; to be read before the next update."""
+    """Tensors of some ``sizes`` (bytes), fetched from the ranks in parts; they must be read before the next update."""
 
     def __init__(
         self,
@@ -343,7 +343,7 @@ class RemoteTensors(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._last:
             part = self._parts[name]
-            # The last ones go before others come.
+            # Release the last part before fetching the next.
             self._last = {}
             self._last = self._fetch(part)
         return self._last[name]
@@ -356,7 +356,7 @@ class RemoteTensors(Mapping[str, torch.Tensor]):
 
 
 def _written(ranks: Sequence[Any]) -> dict[str, str]:
-    """Wait until ranks have written their parts of a checkpoint, whatever else they do meanwhile."""
+    """Wait until ranks have written their parts of a checkpoint, while they may do other work."""
     import ray
 
     found: dict[str, str] = {}
@@ -373,21 +373,21 @@ def _written(ranks: Sequence[Any]) -> dict[str, str]:
 
 
 class RankActor:
-    """One rank: joins the process group, then is a ``Learner``."""
+    """One rank: it joins the process group and holds a ``Learner``."""
 
     def __init__(self, rank: int, world_size: int, device: str, patience: float, shares_gpu: bool) -> None:
         self._rank, self._world_size, self._device = rank, world_size, device
         self._shares_gpu = shares_gpu
-        # How long it waits for another rank in the middle of a call; the group stops waiting for both earlier.
+        # How long this rank waits for another within a call; the group gives up on both earlier.
         self._patience = timedelta(seconds=2 * patience)
 
     def host(self) -> tuple[str, int]:
-        """Open the rendezvous store on a free port of this rank's machine; returns the machine and the port."""
+        """Open the rendezvous store on a free port of this rank's machine; return the machine and the port."""
         import ray
 
         machine = ray.util.get_node_ip_address()
         family = socket.AF_INET6 if ":" in machine else socket.AF_INET
-        # A store that opens its own port listens on every address of the machine.
+        # A store that opens its own port would listen on every address of the machine.
         with socket.create_server((machine, 0), family=family) as server:
             port = int(server.getsockname()[1])
             self._store = dist.TCPStore(
@@ -414,7 +414,7 @@ class RankActor:
             rank=self._rank,
             world_size=self._world_size,
             timeout=self._patience,
-            # NCCL connects the ranks here, where one that does not come is missed, and not in the first update.
+            # NCCL connects the ranks here, where a missing rank is noticed, and not in the first update.
             device_id=torch.device("cuda", torch.cuda.current_device()) if cuda else None,
         )
 
@@ -443,7 +443,7 @@ class RankActor:
             self._free_memory()
 
     def _free_memory(self) -> None:
-        """Before an engine on this GPU wakes: its process cannot free what this one's allocator keeps."""
+        """Free cached memory before an engine on this GPU wakes: its process cannot free what this allocator keeps."""
         if self._shares_gpu:
             torch.cuda.empty_cache()
 
@@ -452,11 +452,11 @@ class RankActor:
         return self._held(of).sizes()
 
     def tensors(self, of: str, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Some tensors, on the CPU, as the driver may have no device; the first rank's only."""
+        """Return some tensors on the CPU, since the driver may have no device; only the first rank returns any."""
         held, first = self._held(of), self._rank == 0
         found = {}
         for name in names:
-            # Gathered on all ranks, and at once let go on the others.
+            # All ranks gather it; all but the first release it at once.
             tensor = held[name]
             if first:
                 found[name] = tensor.cpu()
@@ -466,11 +466,11 @@ class RankActor:
         return self._learner.state()[0] if of == STATE else weights(self._learner.policy)
 
     def sees(self, path: str) -> bool:
-        """Return whether a file or folder of the driver is there for this rank, too."""
+        """Return whether a file or folder of the driver exists for this rank, too."""
         return Path(path).exists()
 
     def write(self, folder: str) -> None:
-        """Copy this rank's rows of each tensor, and begin to write them; what is whole on all, the first one writes."""
+        """Copy this rank's rows of each tensor and begin to write them; the first rank writes unsharded tensors."""
         copies, begins = {}, {}
         for name, tensor, rows in self._learner.state()[0].shares():
             if rows is not None:
@@ -484,7 +484,7 @@ class RankActor:
         pool.shutdown(wait=False)
 
     def written(self) -> dict[str, str] | None:
-        """Return the checksums of what ``write`` has written; None while it goes on."""
+        """Return the checksums of the files from ``write``; None while it is still running."""
         if not self._writing.done():
             return None
         try:
@@ -495,11 +495,11 @@ class RankActor:
             ) from None
 
     def read(self, paths: Sequence[Path]) -> None:
-        """Take over a part of a state from files; see ``Learner.take``."""
+        """Load a part of a state from files; see ``Learner.take``."""
         self._learner.take(TensorFiles(paths))
 
 
 def _cause(error: Exception) -> Exception:
-    """An error of the learner as itself, without the traceback of the rank; any other as Ray raises it."""
+    """Return a learner's error without the rank's traceback; any other error as Ray raises it."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, LearnerError) else error

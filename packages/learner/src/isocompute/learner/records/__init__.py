@@ -1,1 +1,1 @@
-"""Records of a run, step by step: sums and counts, statistics, timings, health."""
+"""Per-step records of a run: sums and counts, statistics, timings, health."""

@@ -1,8 +1,8 @@
-"""Early signs that a run goes wrong: entropy, length, truncation, and the sampler's agreement with the learner.
+"""Early warning signs of a run: entropy, length, truncation, and the sampler's agreement with the learner.
 
-The IsoCompute Playbook (arXiv 2603.12151, section 3) names what an unhealthy run looks like: without an entropy bonus
-the entropy collapses on easy problems, and with one it explodes on hard ones, and response lengths with it (Factor 2).
-The numbers in ``Thresholds`` are this library's. Whether a run failed is judged where runs are fitted.
+The IsoCompute Playbook (arXiv 2603.12151, section 3) describes unhealthy runs: without an entropy bonus the entropy
+collapses on easy problems; with one the entropy and the response lengths explode on hard problems (Factor 2). The
+numbers in ``Thresholds`` are this library's own. Whether a run failed is decided where runs are fitted.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from .steps import Record, StepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """From where on a run is flagged. «Start» is the mean of the first ``window`` steps, «now» that of the last.
+    """Thresholds for flagging a run. «Start» is the mean of the first ``window`` steps, «now» that of the last.
 
     Attributes:
-        window: Steps that are averaged.
-        entropy_low: Share of the start's entropy below which it has collapsed, where it stays there for ``window``
+        window: Number of steps to average.
+        entropy_low: Fraction of the start's entropy below which it has collapsed, if it stays there for ``window``
             steps in which the policy neither solves its problems nor learns.
-        solved: Mean reward from which on a low entropy is no fault: there is little left to explore.
+        solved: Mean reward from which a low entropy is no fault, since there is little left to explore.
         entropy_high: Multiple of the start's entropy above which it has exploded.
-        entropy_rise: Least rise that counts as an explosion (nats per token).
+        entropy_rise: Smallest rise that counts as an explosion (nats per token).
         length_high: Multiple of the start's response length above which it has exploded.
-        length_rise: Least rise that counts as an explosion (tokens).
+        length_rise: Smallest rise that counts as an explosion (tokens).
         reward_gain: Rise of the mean reward that excuses longer responses (since the start) and a low entropy (over the
             last two windows).
-        truncated: Share of truncated responses that is too high.
-        truncated_rise: Least rise of that share since the start.
+        truncated: Fraction of truncated responses that is too high.
+        truncated_rise: Smallest rise of that fraction since the start.
         weight: Largest distance of the mean truncated importance weight from 1.
         k3: Largest k3 estimate of KL(sampler ‖ learner) (nats per token).
-        effective_sample_size: Smallest effective sample size, as a share of the tokens.
+        effective_sample_size: Smallest effective sample size, as a fraction of the tokens.
     """
 
     window: int = 10
@@ -55,7 +55,7 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """One thing that is wrong with a run, at the first step at which it was; ``values`` are the numbers that say why.
+    """One problem of a run and the first step at which it appeared; ``values`` holds the numbers behind it.
 
     Its name is ``entropy_collapse``, ``entropy_explosion``, ``length_explosion``, ``truncation`` or ``mismatch``.
     """
@@ -67,9 +67,9 @@ class Flag:
 
 
 def flags(records: Iterable[Record], thresholds: Thresholds | None = None) -> list[Flag]:
-    """Return what is wrong with a run, each thing once, by the step at which it began; see ``judged``.
+    """Return the problems of a run, each once, by the step at which it began; see ``judged``.
 
-    Records are what ``watch`` was called with. Where a step was taken again, its last one counts.
+    Records are the arguments of ``watch``. If a step was repeated, its last record counts.
     """
     limits, ordered = thresholds or Thresholds(), _steps(records)
     found = [check(ordered, limits) for check in _CHECKS]
@@ -77,25 +77,25 @@ def flags(records: Iterable[Record], thresholds: Thresholds | None = None) -> li
 
 
 def judged(records: Iterable[Record], thresholds: Thresholds | None = None) -> bool:
-    """Return whether a run has two windows of steps with completed responses; before, only ``mismatch`` shows."""
+    """Return whether a run has two windows of steps with completed responses; before, only ``mismatch`` is flagged."""
     limits = thresholds or Thresholds()
     return len(_series(_steps(records), "reward")) >= 2 * limits.window
 
 
 def _steps(records: Iterable[Record]) -> list[StepRecord]:
-    """The last record of every step, in order."""
+    """The last record of each step, in order."""
     steps = {record.step: record for record in records if isinstance(record, StepRecord)}
     return [steps[step] for step in sorted(steps)]
 
 
 def _series(records: Sequence[StepRecord], name: str) -> list[tuple[int, float]]:
-    """A number of the responses with its step, where it is there and finite."""
+    """A statistic of the responses with its step, where it exists and is finite."""
     found = [(each.step, getattr(each.responses, name)) for each in records if each.responses is not None]
     return [(step, float(value)) for step, value in found if value is not None and math.isfinite(value)]
 
 
 def _windows(records: Sequence[StepRecord], name: str, window: int) -> tuple[list[int], np.ndarray]:
-    """The step at the end of every window of such numbers, and their mean there; the first window is the start."""
+    """The last step and the mean of every window of a statistic; the first window is the start."""
     series = _series(records, name)
     sums = np.concatenate([[0.0], np.cumsum([value for _, value in series])])
     return [step for step, _ in series[window - 1 :]], (sums[window:] - sums[:-window]) / window
@@ -104,7 +104,7 @@ def _windows(records: Sequence[StepRecord], name: str, window: int) -> tuple[lis
 def _entropy_collapse(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
     window = limits.window
     steps, means = _windows(records, "reward", window)
-    # The window at each step, and the one that ended two windows before; early in a run, the start.
+    # The window at each step and the one that ended two windows earlier; early in a run, the start.
     places = range(window, len(means))
     learnt = {steps[place]: (means[place], means[place] - means[max(0, place - 2 * window)]) for place in places}
     held = 0
@@ -113,7 +113,7 @@ def _entropy_collapse(records: Sequence[StepRecord], limits: Thresholds) -> Flag
         start = means[0]
         reward, gain = learnt.get(step, (math.inf, math.inf))
         low = start > 0 and now < limits.entropy_low * start
-        # For as many steps as a window has: noise alone often takes one window's reward below ``solved``.
+        # For as many steps as a window has, since noise alone often takes one window's reward below ``solved``.
         held = held + 1 if low and reward < limits.solved and gain < limits.reward_gain else 0
         if held == limits.window:
             reason = (
@@ -129,9 +129,10 @@ Check = Callable[[Sequence[StepRecord], Thresholds], Flag | None]
 
 
 def _rise(flag: str, number: str, most: Callable[[Thresholds, float], float], said: str) -> Check:
-    """The check of a number that rises beyond what it may be, given its start.
+    """Make the check whether a number rises above its limit, given its start.
 
-    The reason is ``said`` with ``start``, ``now`` and ``limits``; if it names the ``gain`` of the reward, that excuses.
+    The reason is ``said``, formatted with ``start``, ``now`` and ``limits``. If it mentions the reward's ``gain``, a
+    gain excuses the rise.
     """
 
     def check(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
@@ -153,13 +154,13 @@ def _rise(flag: str, number: str, most: Callable[[Thresholds, float], float], sa
 
 def _mismatch(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
     for record in records:
-        # With a lag older weights have sampled by right; the probe of each push judges the sampler.
+        # With a lag, older weights sample legitimately; the probe after each push checks the sampler.
         if record.update is None or record.lag is not None:
             continue
         numbers = record.update.metrics()
         weight, k3 = numbers.get("importance_weight", 1.0), numbers.get("mismatch_k3", numbers["sync_k3"])
         size = numbers.get("effective_sample_size", 1.0)
-        # Not «above»: a number that is not finite is no agreement.
+        # Written with «<=», so that a number that is not finite counts as a mismatch.
         if abs(weight - 1) <= limits.weight and k3 <= limits.k3 and size >= limits.effective_sample_size:
             continue
         reason = (

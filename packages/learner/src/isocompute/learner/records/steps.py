@@ -1,6 +1,6 @@
-"""Records of each step and evaluation, with the names under which their numbers are logged.
+"""Records of each step and evaluation, and the names under which their numbers are logged.
 
-Sums and counts are added up over micro-batches, ranks and optimizer steps, and become a number once, at the end: two
+Sums and counts are added over micro-batches, ranks and optimizer steps, and are divided once, at the end: two
 micro-batches of 3 and 1 tokens whose entropies sum to 6 and 1 have a mean entropy of 7 / 4, not of 3 / 2.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A mean that is not yet taken: sum and count are float64 scalars without gradient, or plain numbers."""
+    """A mean before division: sum and count are float64 scalars without gradient, or plain numbers."""
 
     total: Any
     count: Any
@@ -41,13 +41,13 @@ class Mean:
         return float(self.total) / float(self.count) if float(self.count) else math.nan
 
     def plain(self) -> Mean:
-        """The same as plain numbers."""
+        """The same, as plain numbers."""
         return Mean(total=float(self.total), count=float(self.count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share(Mean):
-    """A share of something whose normaliser is already in it, such as the loss: shares add up, and are not divided."""
+    """A share that already includes its normaliser, such as that of the loss: shares are added and not divided."""
 
     @property
     def value(self) -> float:
@@ -55,24 +55,24 @@ class Share(Mean):
         return float(self.total)
 
     def plain(self) -> Mean:
-        """All shares, which are complete, as one plain value."""
+        """All shares added up to one plain value."""
         return Mean(total=float(self.total), count=1.0)
 
 
 def added(one: Mapping[str, Mean], other: Mapping[str, Mean]) -> dict[str, Mean]:
-    """Add up the metrics of two micro-batches, ranks or updates."""
+    """Add the metrics of two micro-batches, ranks or updates."""
     return {name: metric + other[name] for name, metric in one.items()}
 
 
 def with_zeros(metrics: Mapping[str, Mean], names: Iterable[str], count: float) -> dict[str, Mean]:
-    """Count zeros that were not measured, since they are known, in the means of some names, where they are there."""
+    """Add ``count`` known zeros, which were not measured, to the means of these names where they exist."""
     known = {name: replace(metrics[name], count=metrics[name].count + count) for name in names if name in metrics}
     return {**metrics, **known}
 
 
 def reduced(metrics: Mapping[str, Mean], all_reduce: Callable[[torch.Tensor], None]) -> dict[str, Mean]:
-    """Add up the metrics of all ranks, which have the same names in the same order, in one message, summed in place."""
-    # Here, and not above: numbers are made of what was written down without torch.
+    """Add the metrics of all ranks, which have the same names in the same order, with one in-place reduction."""
+    # Imported here, so that saved records can be read without torch.
     import torch
 
     if not metrics:
@@ -88,10 +88,10 @@ def reduced(metrics: Mapping[str, Mean], all_reduce: Callable[[torch.Tensor], No
 def numbers(metrics: Mapping[str, Mean]) -> dict[str, float]:
     """The plain numbers of metrics by their logged names.
 
-    Every mean under its own name, except those of squares, which become: ``advantage_std``; the effective sample size
-    of the learner's weights on the sampler's tokens (``effective_sample_size``) and responses
-    (``effective_sample_size_responses``), (Σρ)²/(N·Σρ²), a share of N from 0 to 1; and the critic's
-    ``explained_variance``, 1 − Var(return − value)/Var(return). A number that nothing was counted for is left out.
+    Every mean keeps its name. Means of squares become ``advantage_std``; the effective sample size of the learner's
+    weights on the sampler's tokens (``effective_sample_size``) and responses (``effective_sample_size_responses``),
+    (Σρ)²/(N·Σρ²), a fraction of N from 0 to 1; and the critic's ``explained_variance``, 1 − Var(return −
+    value)/Var(return). Numbers with a count of 0 are left out.
     """
     values = {name: metric.value for name, metric in metrics.items()}
     shown = {name: value for name, value in values.items() if not name.endswith("_square") and name not in _INNER}
@@ -111,23 +111,24 @@ _INNER = (*_WEIGHTS.values(), "value_error")
 
 
 def _variance(values: Mapping[str, float], name: str) -> float:
-    # A variance of rounding errors may come out below 0.
+    # With rounding errors, a variance may come out below 0.
     spread = values[f"{name}_square"] - values[name] ** 2
     return spread if math.isnan(spread) else max(0.0, spread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Distance of a sampler's log-probabilities of the tokens that it sampled from the learner's of the same tokens.
+    """Distance between a sampler's log-probabilities of its sampled tokens and the learner's of the same tokens.
 
-    Each is infinite where a log-probability of the sampler is not a finite number.
+    Each is infinite if one of the sampler's log-probabilities is not finite.
 
     Attributes:
         maximum: Largest |learner − sampler| (nats).
         mean: Mean |learner − sampler| (nats per token).
         k3: Mean of r − 1 − log r with r = π_learner/π_sampler, an estimate of KL(sampler ‖ learner) (nats per token).
-        quantile: A |learner − sampler| (nats) that 99 % of the tokens do not exceed: with one rank the smallest such
-            difference of a token, with several the largest over the ranks, which also bounds 99 % of all tokens.
+        quantile: A bound on |learner − sampler| (nats) for 99 % of the tokens. With one rank it is the smallest
+            difference of a token that is such a bound, with several ranks the largest over the ranks, which also bounds
+            99 % of all tokens.
     """
 
     maximum: float
@@ -138,22 +139,22 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
-    """The outcome of an optimizer step, or of all those of a batch (``of_batch``), over all ranks.
+    """The outcome of an optimizer step, or of all steps of a batch (``of_batch``), over all ranks.
 
     Attributes:
-        objective: What the objective measured, by the names of ``loss_metrics``: which ones depends on the settings.
+        objective: Metrics of the objective, by the names of ``loss_metrics``, which depend on the settings.
         gradient_norm: Norm of the gradient before clipping (``grad_norm`` in TRL and veRL).
-        sync_error: The maximum of the ``Agreement`` with the sampler in the first micro-batch, or with a lag in the
-            probe of the weights that the step made; ``sync_mean``, ``sync_k3`` and ``sync_quantile`` are its others.
-        optimizer_steps: Optimizer steps taken; 0 where no weight could change.
-        trained_tokens: Response tokens that the loss is a sum over, those of skipped responses included; of several
-            passes over a batch each counts.
-        passed_tokens: Those of them that passed through the model.
-        skipped: Responses that passed neither forward nor backward, since they could not change the update, of the
-            responses in the batch.
-        operations: Arithmetic of forward and backward (see ``rate.training_operations``); 0 where it is not known.
-        machine_rate: Operations per second of all ranks' devices, measured (``rate.matmul_rate``); 0 where it is not
-            known. Two reports that differ in it alone are equal.
+        sync_error: The maximum of the ``Agreement`` with the sampler, from the first micro-batch or, with a lag, from
+            the probe of the step's new weights; ``sync_mean``, ``sync_k3`` and ``sync_quantile`` are its other values.
+        optimizer_steps: Optimizer steps taken; 0 if no weight could change.
+        trained_tokens: Response tokens in the loss, including those of skipped responses; each pass over a batch
+            counts.
+        passed_tokens: The ``trained_tokens`` that passed through the model.
+        skipped: Responses without a forward or backward pass, since they could not change the update, out of those in
+            the batch.
+        operations: FLOPs of forward and backward (see ``rate.training_operations``); 0 if not known.
+        machine_rate: Measured operations per second of all ranks' devices (``rate.matmul_rate``); 0 if not known. Two
+            reports that differ only in this are equal.
     """
 
     objective: Mapping[str, Mean]
@@ -171,13 +172,13 @@ class UpdateReport:
     machine_rate: float = field(default=0.0, compare=False)
 
     def probed(self, found: Agreement) -> UpdateReport:
-        """The same with an agreement, as of a probe where older weights have sampled what was learnt from."""
+        """The same report with an agreement from a probe, for batches that older weights have sampled."""
         return replace(
             self, sync_error=found.maximum, sync_mean=found.mean, sync_k3=found.k3, sync_quantile=found.quantile
         )
 
     def metrics(self) -> dict[str, float]:
-        """The numbers by name; means of nothing are left out."""
+        """The numbers by name; means with a count of 0 are left out."""
         plain = ("gradient_norm", "learning_rate", "sync_error", "sync_mean", "sync_k3", "sync_quantile")
         found = numbers(self.objective) | {name: getattr(self, name) for name in plain}
         found["optimizer_steps"] = float(self.optimizer_steps)
@@ -188,9 +189,9 @@ SUMMED = ("optimizer_steps", "trained_tokens", "passed_tokens", "operations")
 
 
 def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
-    """Sum up the reports of a batch's optimizer steps: sums and counts, the mean norm, and the last learning rate.
+    """Combine the reports of a batch's optimizer steps: sums and counts, the mean norm, and the last learning rate.
 
-    The agreement with the sampler is that of the first, the only one whose policy is the one that sampled.
+    The agreement with the sampler is that of the first step, the only one in which the policy is the one that sampled.
     """
     first, last = reports[0], reports[-1]
     if len(reports) == 1:
@@ -207,13 +208,13 @@ def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
 
 
 PERFORMANCE = ("_seconds", "virtual_time", "_per_second", "model_flops_utilisation")
-"""Endings of the names of numbers of a step that say what it costs."""
+"""Suffixes of the names of a step's cost metrics."""
 HEALTH = (
     *("truncated_", "interrupted_", "score_error_", "lone_", "sampled_"),
     *("importance_", "mismatch_", "effective_", "gradient_", "sync_", "rounding_"),
     *("lag_", "mixed_", "stale_", "engines_", "trainer_"),
 )
-"""Beginnings of the names of others that say whether the run is sound; what is left is of the ``train`` group."""
+"""Prefixes of the names of health metrics; all other metrics belong to the group ``train``."""
 
 
 class Numbers:
@@ -222,13 +223,13 @@ class Numbers:
     __slots__ = ()
 
     def metrics(self) -> dict[str, float]:
-        """The numbers by name; those that do not exist are left out."""
+        """The numbers by name, without missing ones."""
         return {name: float(value) for name, value in asdict(cast(Any, self)).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseStatistics(Numbers):
-    """The completed responses of a step: those that did not fail, whether trained on or filtered.
+    """Statistics of a step's completed responses, whether trained on or filtered.
 
     Attributes:
         reward_std: Mean over groups of the sample standard deviation of a group's rewards, as in TRL; 0 for n = 1.
@@ -237,12 +238,12 @@ class ResponseStatistics(Numbers):
         response_length: Mean number of response tokens (TRL: ``completions/mean_length``).
         truncated_share: Share of the responses that ended at the length limit, ``finish_reason`` ``length`` (TRL:
             ``completions/clipped_ratio``).
-        interrupted_share: Share of the responses with tokens that were not sampled (column ``sampled``).
-        score_error_share: Share of the responses that broke their verifier (column ``score_error``) and earned 0.
-        lone_responses: Responses that are alone in their group since the others failed, and so taught nothing; see
+        interrupted_share: Share of the responses that contain tokens that were not sampled (column ``sampled``).
+        score_error_share: Share of the responses whose verifier failed (column ``score_error``), with a reward of 0.
+        lone_responses: Responses that are alone in their group since the others failed, and so give no signal; see
             ``with_cohorts``.
         sampled_entropy: −mean log-probability of the sampled tokens under the sampler (nats per token): an unbiased
-            estimate of the policy's entropy at the sampling temperature, at no cost. None where the sampler reports no
+            estimate of the policy's entropy at the sampling temperature, at no cost. None if the sampler reports no
             log-probabilities.
     """
 
@@ -260,7 +261,7 @@ class ResponseStatistics(Numbers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageStatistics(Numbers):
-    """Mean and standard deviation (n) of a step's advantages, one per response, or with a critic one per token."""
+    """Mean and standard deviation (n) of a step's advantages: one per response, or with a critic one per token."""
 
     advantage: float
     advantage_std: float
@@ -268,19 +269,19 @@ class AdvantageStatistics(Numbers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagStatistics(Numbers):
-    """How old the tokens of a step's batch were when they were learnt from, and who waited for whom.
+    """Age of a batch's tokens when they were learnt from, and the waiting times of engines and trainer.
 
     Attributes:
-        lag_mean: Versions by which the weights that a token was drawn with are behind those that it updates, the mean
-            over tokens.
-        lag_max: The most of them.
-        mixed_share: Share of the responses whose tokens are of several versions.
-        stale_groups: Groups that were dropped, as a response of theirs was over the bound.
-        stale_length: Mean tokens of their responses; None where there is none.
-        engines_idle_share: Share of the time since the step before in which engines had nothing to do; None where the
-            pipe does not say.
-        trainer_idle_share: Share in which the trainer waited for groups.
-        virtual_time: Time since the run began on a virtual clock (steps of decoding); None without one.
+        lag_mean: Versions by which the weights that sampled a token are older than those that it updates; mean over
+            tokens.
+        lag_max: Largest lag of a token.
+        mixed_share: Share of the responses with tokens of several versions.
+        stale_groups: Groups that were dropped because one of their responses exceeded the bound.
+        stale_length: Mean tokens of the responses in these groups; None without such groups.
+        engines_idle_share: Share of the time since the previous step in which engines had nothing to do; None if the
+            pipe does not report it.
+        trainer_idle_share: Share of that time in which the trainer waited for groups.
+        virtual_time: Time since the run began on a virtual clock (decoding steps); None without one.
     """
 
     lag_mean: float
@@ -295,20 +296,20 @@ class LagStatistics(Numbers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One update step, or the try at it that ended a run.
+    """One update step, or the failed attempt at it that ended a run.
 
     Attributes:
         step: The step, counted from 1.
         rollouts: Rollouts generated for training so far, this step's included.
-        update_seconds: Wall time of learning: measuring the batch, where that is needed, and the optimizer steps.
-        measure_seconds: The part of it that measuring took.
-        sync_seconds: Wall time of handing the weights to the sampler; None where they have not changed.
-        update: What the update did; None when every group was filtered, or the policy diverged.
-        gradient_retries: How often an optimizer step was tried again because its gradient was not finite.
-        lag: How old what was learnt from is; None where sampling and updates alternate.
+        update_seconds: Wall time of learning: measuring the batch, if needed, and the optimizer steps.
+        measure_seconds: The part of ``update_seconds`` that measuring took.
+        sync_seconds: Wall time of the sync with the sampler; None if the weights have not changed.
+        update: Outcome of the update; None if every group was filtered or the policy diverged.
+        gradient_retries: How often an optimizer step was retried because its gradient was not finite.
+        lag: Age of the batch's tokens; None if sampling and updates alternate.
         sampled_tokens: Response tokens generated in this step.
-        dropped_problems: Problems that no-positive resampling has left out of this pass.
-        rounding_changes: How often the run was continued with settings that round otherwise (``Progress.changes``).
+        dropped_problems: Problems that no-positive resampling leaves out of this pass.
+        rounding_changes: How often the run was continued with settings that change rounding (``Progress.changes``).
     """
 
     step: int
@@ -327,14 +328,15 @@ class StepRecord:
     rounding_changes: int = 0
 
     def seconds(self) -> dict[str, float]:
-        """Wall time of each phase of the step: ``sample``, ``update`` and, when there was one, ``sync``."""
+        """Wall time of each phase of the step: ``sample``, ``update`` and, if there was one, ``sync``."""
         phases = {"sample": self.sample_seconds, "update": self.update_seconds}
         return phases if self.sync_seconds is None else phases | {"sync": self.sync_seconds}
 
     def metrics(self) -> dict[str, float]:
-        """The numbers of the step as they are logged (``train/reward``); those that do not exist are left out."""
+        """The step's numbers under their logged names (``train/reward``), without missing ones."""
         found = _named(self.seconds()) | self._rates()
-        # Advantages replace the objective's, which are of the tokens that passed through the model: skipped ones count.
+        # These advantages include skipped responses. They replace the objective's, which cover only tokens that passed
+        # through the model.
         for part in (self.responses, self.update, self.lag, self.advantages):
             found |= {} if part is None else part.metrics()
         for name in ("gradient_retries", "dropped_problems", "rounding_changes"):
@@ -342,7 +344,7 @@ class StepRecord:
         return {f"{_group(name)}/{name}": value for name, value in found.items()}
 
     def _rates(self) -> dict[str, float]:
-        """Rates per second, and the share of the devices' own rate that the update reached (MFU)."""
+        """Rates per second, and the utilisation of the devices in the update (MFU)."""
         found, update = {}, self.update
         if self.sampled_tokens and self.sample_seconds:
             found["sampled_tokens_per_second"] = self.sampled_tokens / self.sample_seconds
@@ -357,7 +359,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
-    """One evaluation; ``scores`` are by the metric columns of the ``evals`` table, such as ``avg_at_4``."""
+    """One evaluation; ``scores`` is keyed by the metric columns of the ``evals`` table, such as ``avg_at_4``."""
 
     step: int
     rollouts: int
@@ -365,31 +367,31 @@ class EvaluationRecord:
     evaluate_seconds: float
 
     def seconds(self) -> dict[str, float]:
-        """Wall time of the one phase, ``evaluate``."""
+        """Wall time of the only phase, ``evaluate``."""
         return {"evaluate": self.evaluate_seconds}
 
     def metrics(self) -> dict[str, float]:
-        """The scores and the time as they are logged: ``eval/avg_at_4``, ``perf/evaluate_seconds``."""
+        """The scores and the time under their logged names: ``eval/avg_at_4``, ``perf/evaluate_seconds``."""
         named = {f"eval/{name}": score for name, score in self.scores.items()}
         return named | {f"perf/{name}": value for name, value in _named(self.seconds()).items()}
 
 
 Record = StepRecord | EvaluationRecord
-"""The argument of ``watch`` of the training loop."""
+"""The argument of the training loop's ``watch``."""
 
 
 def to_plain(record: Record) -> dict[str, Any]:
-    """Return a record as what JSON can express; ``from_plain`` makes the record of it again."""
+    """Convert a record to values for JSON; ``from_plain`` restores it."""
     return {"kind": "step" if isinstance(record, StepRecord) else "evaluation", **asdict(record)}
 
 
 def from_plain(plain: Mapping[str, Any]) -> Record:
-    """Return the record that ``to_plain`` made this of, through JSON or not."""
+    """Restore a record from the values of ``to_plain``, directly or from JSON."""
     found: Record = _reader(EvaluationRecord if plain["kind"] == "evaluation" else StepRecord).validate_python(plain)
     return found
 
 
-# One takes milliseconds to make, and a run has thousands of records.
+# Making an adapter takes milliseconds, and a run has thousands of records.
 _reader = cache(TypeAdapter)
 
 
@@ -404,10 +406,10 @@ def _named(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def response_statistics(batch: pl.DataFrame) -> ResponseStatistics | None:
-    """Describe the completed responses of a step, whose table has the columns of ``with_cohorts``.
+    """Compute statistics of a step's completed responses; the table has the columns of ``with_cohorts``.
 
-    Four responses of 2, 4, 6 and 8 tokens with rewards 1, 0, 0 and 0, the last one cut off, in one group: a reward of
-    0.25, a ``reward_std`` of 0.5, a ``response_length`` of 5, at most 8, and a ``truncated_share`` of 0.25.
+    One group of four responses with 2, 4, 6 and 8 tokens and rewards 1, 0, 0 and 0, the last one truncated, has a
+    reward of 0.25, a ``reward_std`` of 0.5, a ``response_length`` of 5, at most 8, and a ``truncated_share`` of 0.25.
     """
     completed = batch.filter(pl.col("cohort") != "failed")
     if not len(completed):
@@ -419,7 +421,7 @@ def response_statistics(batch: pl.DataFrame) -> ResponseStatistics | None:
     lengths = completed["response_ids"].list.len().to_numpy()
     return ResponseStatistics(
         reward=float(completed["reward"].to_numpy().mean()),
-        # A group of one has no deviation.
+        # A group of one has no standard deviation.
         reward_std=float(deviations["reward"].fill_null(0.0).to_numpy().mean()),
         zero_variance_share=float(grouped["zero_variance"].to_numpy().mean()) if len(grouped) else None,
         response_length=float(lengths.mean()),
@@ -433,7 +435,7 @@ def response_statistics(batch: pl.DataFrame) -> ResponseStatistics | None:
 
 
 def advantage_statistics(trained: pl.DataFrame) -> AdvantageStatistics | None:
-    """Describe the advantages that a step is learnt from, of which each response has one, or each of its tokens."""
+    """Compute statistics of a step's advantages, one per response or one per token."""
     column = trained["advantages"].explode() if "advantages" in trained.columns else trained["advantage"]
     values = column.drop_nulls().to_numpy().astype(np.float64)
     if not len(values):
@@ -444,7 +446,7 @@ def advantage_statistics(trained: pl.DataFrame) -> AdvantageStatistics | None:
 def lag_statistics(
     used: pl.DataFrame, stale: pl.DataFrame, *, version: int, idle: Mapping[str, float]
 ) -> LagStatistics:
-    """Describe a step's batch, for the weights of a version: completed responses, and those too old to be used."""
+    """Compute statistics of a step's batch for weights of a ``version``: the used responses, and the stale ones."""
     lengths = used["response_ids"].list.len().to_numpy().astype(np.int64)
     oldest = used["weights_version"].to_numpy().astype(np.int64)
     versions, starts = oldest, np.zeros(len(used), dtype=np.int64)
@@ -457,7 +459,7 @@ def lag_statistics(
         counts = spans["versions"].list.len().to_numpy().astype(np.int64)
         versions = spans["versions"].explode().to_numpy().astype(np.int64)
         starts = spans["version_starts"].explode().to_numpy().astype(np.int64)
-    # A span ends where the next one of its response begins, the last one with the response.
+    # A span ends where the next one of its response begins, or at the end of the response.
     ends = np.append(starts[1:], 0)
     ends[np.cumsum(counts) - 1] = lengths
     tokens = ends - starts
@@ -475,7 +477,7 @@ def lag_statistics(
 
 
 def _sampled_entropy(responses: pl.DataFrame) -> float | None:
-    """−mean log-probability of the tokens that were sampled; None where there is none."""
+    """−mean log-probability of the sampled tokens; None if there are none."""
     if "logprobs" not in responses.columns:
         return None
     given = responses.filter(pl.col("logprobs").list.len() > 0).select(
@@ -488,12 +490,12 @@ def _sampled_entropy(responses: pl.DataFrame) -> float | None:
 
 
 def _share(responses: pl.DataFrame, condition: pl.Expr) -> float:
-    """Share of responses that fulfil a condition; one that is unknown does not."""
+    """Share of responses that meet a condition; an unknown condition counts as not met."""
     return float(responses.select(condition.fill_null(value=False).cast(pl.Float64).mean()).item())
 
 
 def timings_table(records: Iterable[Record], run_id: str, devices: int = 1) -> pl.DataFrame:
-    """Make the ``timings`` table: a row per step and phase; of a step that was taken again the last counts."""
+    """Make the ``timings`` table with a row per step and phase; of a repeated step the last attempt counts."""
     seconds = {(record.step, phase): value for record in records for phase, value in record.seconds().items()}
     rows = [(run_id, step, phase, value, value * devices) for (step, phase), value in seconds.items()]
     columns = [column.name for column in tables.schema("timings").columns]

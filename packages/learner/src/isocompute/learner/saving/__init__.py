@@ -1,1 +1,1 @@
-"""Files written whole or not at all: checkpoints, and the trained policy."""
+"""Writes checkpoints and the trained policy, each whole or not at all."""

@@ -1,8 +1,8 @@
 """Atomic checkpoints: safetensors and JSON with checksums, written aside, flushed, renamed. Nothing is unpickled.
 
-Tensors are written and read a part at a time: they are never in memory all together. Ranks that share a policy write
-their own rows of each, beside the steps that follow. ``torch.distributed.checkpoint`` would do the same with metadata
-that is pickled, or, in its safetensors, that do not say whether a rank's part is missing.
+Tensors are written and read in parts, so they are never all in memory. Ranks that share a policy write their own rows
+of each tensor, in parallel with the next steps. ``torch.distributed.checkpoint`` does the same, but pickles its
+metadata; its safetensors format does not show whether a rank's part is missing.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ T = TypeVar("T")
 CHECKSUMS = "checksums.json"
 STATE, TENSORS, PIPE = "state.json", "tensors-{:05d}.safetensors", "pipe.safetensors"
 ROWS = "rows"
-"""Metadata of a file of tensors: the row of the whole at which each begins of which it has a part."""
+"""Metadata of a tensor file: for each tensor that is a part of a whole, the row of the whole at which the part
+begins."""
 PART = 2**30
-"""Most bytes of tensors that are held at a time; a single one may have more."""
+"""Most bytes of tensors held at a time; a single one may have more."""
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A run after ``step`` steps.
+    """The state of a run after ``step`` steps.
 
     Attributes:
-        tensors: Policy and optimizer, and the critic where there is one; read one at a time, while it is saved and
-            while a learner takes it over. Where they have a method ``write``, as those of ranks do, ``write(folder)``
-            copies them and returns a function that waits until they are written, for the checksums of their files by
+        tensors: Policy, optimizer and, if there is one, critic. They are read one at a time, both by ``save`` and by
+            the learner that loads them. If they have a method ``write``, as those of ranks do, ``write(folder)`` copies
+            them and returns a function that waits until they are written and returns the checksums of their files by
             name; or it returns None, and they are read.
         progress: Plain values of the run: cumulative counts, the evaluations so far and the cursor in the problems.
-        settings: Plain values that the run depends on, by their names; see ``training.run.settings_of``.
-        pipe: Tensors of what was begun and not learnt from, in a file of their own.
+        settings: Plain values that the run depends on, by name; see ``training.run.settings_of``.
+        pipe: Tensors of batches that were begun and not learnt from, in a separate file.
     """
 
     step: int
@@ -63,20 +64,20 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one folder; the newest ones are kept.
+    """The checkpoints of one run, in one folder; only the newest ones are kept.
 
-    When they are saved changes no result: a run that continues takes the steps since the last one again. Where both
-    intervals are given a checkpoint is saved when either is over; the loop saves another one where a run ends.
+    Their timing changes no result: a resumed run repeats the steps since the last one. If both intervals are given, a
+    checkpoint is saved when either has passed; the loop saves another one at the end of a run.
 
     Args:
-        folder: The folder, made with the first checkpoint.
-        every_evaluations: Evaluations between checkpoints, or None; ``every_steps`` says the same of steps.
-        keep: How many of the newest are kept; with 1 there is none to continue from where that one is damaged later.
-        keep_steps: Steps after which a checkpoint is saved, too, and kept for good, beside ``keep`` others: those from
-            which a ``branch`` begins.
-        may_change: Settings in which a run that continues may differ from its checkpoint, of those that change rounding
-            only (``config.ROUNDING``), such as ``compute.micro_batch_tokens`` where an update ran out of memory. It is
-            then the same run to rounding and no longer bit for bit, which its progress and its records say.
+        folder: The folder, created with the first checkpoint.
+        every_evaluations: Evaluations between checkpoints, or None; ``every_steps`` is the same for steps.
+        keep: Number of the newest checkpoints to keep; with 1 there is no fallback if that one is damaged later.
+        keep_steps: Steps after which a checkpoint is also saved, and kept for good in addition to ``keep`` others:
+            those from which a ``branch`` begins.
+        may_change: Settings in which a resumed run may differ from its checkpoint, among those that change rounding
+            only (``config.ROUNDING``), such as ``compute.micro_batch_tokens`` after an update ran out of memory. The
+            run is then the same only up to rounding and not bit for bit; its progress and its records say so.
     """
 
     def __init__(
@@ -108,13 +109,13 @@ class Checkpoints:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder for one run, which ends with its process: two that save there would mix their checkpoints."""
+        """Lock the folder for one run until its process ends: two runs that save there would mix their checkpoints."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
             raise CheckpointError(f"{self.folder}: cannot hold checkpoints ({reason_of(error)})") from None
-        # Windows, which lacks it, opens no folders.
+        # Windows, which lacks fcntl, cannot open folders either.
         import fcntl
 
         try:
@@ -130,32 +131,32 @@ class Checkpoints:
                 yield
                 self.settle()
             finally:
-                # Where the run has failed, that is what is said.
+                # If the run has failed, report that error.
                 saving, self._saving = self._saving, None
                 if saving is not None and (failure := saving.exception()) is not None:
                     logger.warning("%s: the last checkpoint was not saved (%s)", self.folder, failure)
-                # Also for forks, which have the handle.
+                # Also for forks, which share the handle.
                 with suppress(OSError):
                     fcntl.flock(handle, fcntl.LOCK_UN)
         finally:
             os.close(handle)
 
     def due(self, *, step: int, evaluations: int | None) -> bool:
-        """Return whether a checkpoint is due, of the evaluations so far; None where none was made after this step."""
+        """Return whether a checkpoint is due, given the evaluations so far (None: none was made after this step)."""
         by_steps = self._every_steps is not None and step > 0 and step % self._every_steps == 0
         by_steps = by_steps or step in self._keep_steps
         if evaluations is None or self._every_evaluations is None:
             return by_steps
-        # The first one is that of the base model, before the first step.
+        # The first evaluation is that of the base model, before the first step.
         return by_steps or (evaluations - 1) % self._every_evaluations == 0
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint whole or not at all, and delete those that are not kept; returns its folder.
+        """Write a checkpoint whole or not at all, and delete those that are not kept; return its folder.
 
-        What ranks write goes on when this returns, till the next one, ``settle`` or the end of ``held``.
+        Ranks may continue to write after this returns, until the next ``save``, ``settle`` or the end of ``held``.
 
         Raises:
-            CheckpointError: It, or the one before, cannot be written; those before stay.
+            CheckpointError: This checkpoint or the previous one cannot be written; earlier ones stay.
         """
         self.settle()
         tensors = checkpoint.tensors
@@ -175,7 +176,7 @@ class Checkpoints:
         pool = ThreadPoolExecutor(1)
         self._saving = pool.submit(self._save, checkpoint, by_ranks)
         pool.shutdown(wait=False)
-        # What is not copied by then must not be changed by the next update.
+        # Anything not copied by then must not be changed by the next update.
         first: list[Future[Any]] = [copied, self._saving]
         wait(first, return_when=FIRST_COMPLETED)
         if self._saving.done():
@@ -183,7 +184,7 @@ class Checkpoints:
         return self._folder_of(checkpoint.step)
 
     def settle(self) -> None:
-        """Wait for the checkpoint that is being written, if there is one."""
+        """Wait for the checkpoint that is being written, if any."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()
@@ -198,21 +199,21 @@ class Checkpoints:
             (aside / STATE).write_text(json.dumps(state))
             write_checksums(aside, known=checksums)
         for folder in self._complete():
-            # Of the end of a shorter run, which this one goes on from before: it must not be taken for the newest.
+            # A checkpoint of the end of a shorter run, before which this run continues, must not count as the newest.
             if _step_of(folder) > checkpoint.step and _is_drained(folder):
                 remove_folder(folder)
         self._prune()
         return final
 
     def prune(self) -> None:
-        """Delete those that are not kept, and what a kill has left of one that was being written or deleted."""
+        """Delete checkpoints that are not kept, and leftovers of a write or delete that a kill interrupted."""
         self.settle()
         self._prune()
 
     def _prune(self) -> None:
         try:
             forever = {self._folder_of(step) for step in self._keep_steps}
-            # One that another of its step has replaced is like any other.
+            # One that another checkpoint of the same step has replaced is not special.
             forever |= {_before(folder) for folder in forever if not folder.exists()}
             for old in [folder for folder in self._complete() if folder not in forever][: -self.keep]:
                 remove_folder(old)
@@ -222,7 +223,7 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder}: an old checkpoint cannot be deleted ({error.strerror})") from None
 
     def newest(self) -> Checkpoint | None:
-        """Read the newest checkpoint that is whole, or None when there is none; a damaged one is put aside."""
+        """Read the newest intact checkpoint, or return None if there is none; damaged ones are moved aside."""
         self.settle()
         damaged: dict[Path, str] = {}
         for folder in reversed(self._complete()):
@@ -243,12 +244,12 @@ class Checkpoints:
         return None
 
     def newest_step(self) -> int | None:
-        """The step of the newest checkpoint, whole or damaged; None when there is none."""
+        """The step of the newest checkpoint, intact or damaged; None if there is none."""
         complete = self._complete()
         return _step_of(complete[-1]) if complete else None
 
     def read(self, step: int) -> Checkpoint:
-        """Read the checkpoint of a step; one that is damaged stays where it is, and is an error, as none is."""
+        """Read the checkpoint of a step. A damaged or missing one is an error; a damaged one stays in place."""
         self.settle()
         folder = self._folder_of(step)
         folder = folder if folder.exists() else _before(folder)
@@ -267,12 +268,12 @@ class Checkpoints:
         return self.folder / f"step-{step:09d}"
 
     def _complete(self) -> list[Path]:
-        """Those that were written whole, the newest last; one that another of its step has replaced, before it."""
+        """The complete checkpoints, newest last; one that another of its step has replaced comes before it."""
         return sorted(self.folder.glob("step-*"), key=_age) if self.folder.is_dir() else []
 
 
 def write_checksums(folder: Path, *, known: Mapping[str, str] | None = None) -> None:
-    """Write down what the files of a checkpoint must be; ``known`` are checksums that their writers have taken."""
+    """Record the checksums of a checkpoint's files; ``known`` are those that the writers have computed."""
     known, there = known or {}, [STATE, *sorted(path.name for path in folder.glob("*.safetensors"))]
     if missing := sorted(known.keys() - set(there)):
         raise CheckpointError(f"{folder}: {missing[0]}, which a rank has written, is not there")
@@ -288,9 +289,9 @@ def write_tensors(
     rank: int = 0,
     ranks: int = 1,
 ) -> dict[str, str]:
-    """Write tensors into files of a checkpoint, as they come; returns the checksum of each file, by its name.
+    """Write tensors into files of a checkpoint as they come; return each file's checksum by name.
 
-    ``begins`` has for each tensor that is a part of a whole the first of its rows there.
+    For each tensor that is a part of a whole, ``begins`` has the first of its rows in the whole.
     """
     found = {}
     for number, part in enumerate(parts(tensors)):
@@ -302,10 +303,10 @@ def write_tensors(
 
 
 def _read(folder: Path) -> Checkpoint:
-    """Read a checkpoint that has its state and its tensors, all that were written and no others."""
+    """Read a checkpoint with its state and exactly the tensors that were written."""
     checksums = json.loads((folder / CHECKSUMS).read_text())
     tensors = sorted(path.name for path in folder.glob("*.safetensors"))
-    # From the files that are there, so that those of another step beside them are noticed.
+    # Include the existing files, so that files of another step are noticed.
     for name in sorted({STATE, TENSORS.format(0), *tensors, *checksums}):
         if name not in checksums:
             raise CheckpointError(f"{name} is no file of this checkpoint" if name in tensors else f"it has no {name}")
@@ -328,14 +329,14 @@ def _checksum(path: Path) -> str:
 
 
 def _is_drained(folder: Path) -> bool:
-    """Whether a checkpoint is of the end of a run that has sampled ahead; an unreadable one is not."""
+    """Whether a checkpoint is of the end of a run that samples ahead; an unreadable one is not."""
     with suppress(OSError, ValueError):
         return json.loads((folder / STATE).read_text()).get("progress", {}).get("drained") is not None
     return False
 
 
 def _before(folder: Path) -> Path:
-    """Where a checkpoint is while another of its step takes its place."""
+    """Path of a checkpoint while another one of its step replaces it."""
     return folder.with_name(f"{folder.name}.before")
 
 
@@ -345,9 +346,9 @@ def _age(folder: Path) -> tuple[str, bool]:
 
 @contextmanager
 def whole_folder(final: Path, *, what: str, error: type[LearnerError]) -> Iterator[Path]:
-    """Fill a folder aside, and put it in its place when the block succeeds; ``what`` it is stands in the ``error``.
+    """Fill a temporary folder, and move it into place if the block succeeds; the ``error`` names ``what`` it is.
 
-    Killed at any instant, what was there stays, for the moment between two renames with ``.before`` behind its name.
+    If killed at any instant, the old folder remains; between two renames it has ``.before`` appended to its name.
     """
     aside = final.with_name(f".{final.name}.writing")
     try:
@@ -361,21 +362,21 @@ def whole_folder(final: Path, *, what: str, error: type[LearnerError]) -> Iterat
             _flush(path)
         before = final.with_name(f"{final.name}.before")
         if final.exists():
-            # One that a kill has left beside it is older.
+            # A leftover of a kill is older.
             remove_folder(before)
             final.rename(before)
         aside.rename(final)
         _flush(final.parent)
         remove_folder(before)
     except (OSError, SafetensorError) as problem:
-        # safetensors reports a full disk as an error of its own.
+        # safetensors reports a full disk with its own error type.
         raise error(f"{final}: {what} cannot be written ({reason_of(problem)})") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder, if it is there; killed meanwhile, no half of it is left under its name."""
+    """Delete a folder if it exists; a kill leaves no half of it under its name."""
     if not folder.exists():
         return
     hidden = folder.with_name(f".{folder.name}.deleting")
@@ -395,7 +396,7 @@ def _flush(path: Path) -> None:
 def parts(
     things: Iterable[tuple[str, T]], *, size: Callable[[Any], int] = attrgetter("nbytes"), most: int = PART
 ) -> Iterator[dict[str, T]]:
-    """Take things as they come, several at a time: of ``most`` bytes together, though a single one may have more."""
+    """Group things, in order, into parts of at most ``most`` bytes; a single one may be larger."""
     part: dict[str, T] = {}
     held = 0
     for name, thing in things:
@@ -408,7 +409,7 @@ def parts(
 
 
 class TensorFiles(Mapping[str, torch.Tensor]):
-    """The tensors of safetensors files by name, each read when it is asked for; one in several is put together."""
+    """The tensors of safetensors files by name, read on access; a tensor in several files is joined."""
 
     def __init__(self, paths: Collection[Path]) -> None:
         self.paths = list(paths)
@@ -431,16 +432,16 @@ class TensorFiles(Mapping[str, torch.Tensor]):
         return len(self._files)
 
     def rows(self, name: str, rows: slice) -> torch.Tensor:
-        """Some rows of a tensor that is in one file; no others are read."""
+        """Read only some rows of a tensor that is in one file."""
         ((_, file),) = self._files[name].items()
         found: torch.Tensor = file.get_slice(name)[rows]
         return found
 
 
 def files_of(model: str) -> TensorFiles | None:
-    """The tensors of a saved model as they are in its files; None where they are in other files than safetensors."""
+    """The tensors of a saved model as stored in its files; None if they are not in safetensors files."""
     names = [WHOLE]
-    # In this order, as transformers does where a folder has both.
+    # In this order, like transformers if a folder has both.
     if file_of(model, WHOLE) is None and (index := file_of(model, INDEX)) is not None:
         names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
     paths = [file_of(model, name) for name in names]
@@ -448,9 +449,10 @@ def files_of(model: str) -> TensorFiles | None:
 
 
 def tensors_hash(tensors: Mapping[str, torch.Tensor], *, threads: int = 1) -> str:
-    """Hash of tensors' names, types, shapes and bytes: 16 digits of the SHA-256 over the SHA-256 of each, by name.
+    """Hash tensors' names, types, shapes and bytes: 16 digits of the SHA-256 over the SHA-256 of each, by name.
 
-    All is read, as training may change any part of it, by several threads unless tensors are gathered from ranks.
+    It reads everything, since training may change any part. Several threads read, unless tensors are gathered from
+    ranks.
     """
 
     def hashed(name: str) -> bytes:
@@ -464,7 +466,7 @@ def tensors_hash(tensors: Mapping[str, torch.Tensor], *, threads: int = 1) -> st
 
 
 def file_of(model: str, name: str) -> str | None:
-    """A file of a saved model, or None where it has no such file."""
+    """A file of a saved model, or None if the model has no such file."""
     found: str | None = cached_file(
         model,
         name,

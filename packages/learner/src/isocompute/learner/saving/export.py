@@ -1,4 +1,4 @@
-"""The trained policy as a Hugging Face folder, which transformers and vLLM load as any model; its adapter as peft's."""
+"""Saves the trained policy as a Hugging Face folder for transformers and vLLM, and its adapter as a peft folder."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ TOKENIZER_FILES = (
     "spiece.model",
     "tekken.json",
 )
-"""Files of a tokenizer; a model has some of them."""
+"""Tokenizer files; a model has some of them."""
 CONFIG, GENERATION, ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
 Weights = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
 
 def save_policy(weights: Weights, base: str | Path, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
-    """Save a policy as a Hugging Face folder, whole or not at all: what was there is replaced.
+    """Save a policy as a Hugging Face folder, whole or not at all; an existing folder is replaced.
 
-    The configuration is the base model's, and so are the generation configuration and the tokenizer, whose files are
-    copied as they are; the weights are safetensors, a tensor that is tied to another saved once.
+    The configuration, the generation configuration and the tokenizer are the base model's; the tokenizer's files are
+    copied unchanged. The weights are safetensors, with tied tensors saved once.
 
     Args:
-        weights: The policy's tensors by their Hugging Face names, as ``Learner.weights`` and ``LearnerGroup.weights``
-            give them, taken one after the other; a critic's head is no part of them.
-        dtype: Type in which it is saved; None: that of the weights, so that nothing is rounded.
+        weights: The policy's tensors by their Hugging Face names, from ``Learner.weights`` or ``LearnerGroup.weights``,
+            read one after the other; a critic's head is not among them.
+        dtype: Type in which to save; None: that of the weights, so nothing is rounded.
 
     Raises:
-        LearnerError: The base model's configuration cannot be read, the weights are not those of such a model, the
-            folder holds something else than a model or is the base model's own, or it cannot be written.
+        LearnerError: The base model's configuration cannot be read; the weights do not fit such a model; or the folder
+            cannot be written, is the base model's own or holds something other than a model.
     """
     final = Path(folder).absolute()
     _check_place(final, base)
@@ -63,10 +63,10 @@ def save_policy(weights: Weights, base: str | Path, folder: str | Path, *, dtype
     given = _checked(weights.items() if isinstance(weights, Mapping) else weights, policy, str(base), dtype)
     with whole_folder(final, what="the policy", error=LearnerError) as aside:
         if get_model_conversion_mapping(policy, add_legacy=False):
-            # Its files hold other tensors than the model does: transformers converts them all at once.
+            # The model's files hold different tensors than the model; transformers converts them all at once.
             policy.load_state_dict(dict(given), strict=False, assign=True)
             policy.tie_weights()
-            # Its own would be checked, and refused where transformers finds fault with the base model's.
+            # The model's own would be validated, and refused if transformers finds fault with the base model's.
             policy.generation_config = GenerationConfig()
             policy.save_pretrained(aside)
             (aside / GENERATION).unlink(missing_ok=True)
@@ -82,9 +82,9 @@ def save_policy(weights: Weights, base: str | Path, folder: str | Path, *, dtype
 def save_adapter(
     state: Mapping[str, torch.Tensor], adapter: AdapterConfig, base: str | Path, folder: str | Path
 ) -> Path:
-    """Save a policy's adapter as a peft folder, whole or not at all: what was there is replaced.
+    """Save a policy's adapter as a peft folder, whole or not at all; an existing folder is replaced.
 
-    ``state`` are the tensors of ``Learner.state`` or of a ``Checkpoint``; what is not the adapter is left out.
+    ``state`` holds the tensors of ``Learner.state`` or of a ``Checkpoint``; only the adapter's are saved.
     """
     final = Path(folder).absolute()
     _check_place(final, base, holds=ADAPTER)
@@ -103,7 +103,7 @@ def save_adapter(
         "target_modules": sorted({name.removeprefix("policy.").partition(".lora_")[0] for name in names}),
     }
     with whole_folder(final, what="the adapter", error=LearnerError) as aside:
-        # Peft leaves out the name that the adapter had in the model.
+        # peft leaves out the adapter's name in the model.
         given = {name: f"base_model.model.{name.removeprefix('policy.').replace('.default.', '.')}" for name in names}
         save_file({given[name]: state[name] for name in names}, aside / "adapter_model.safetensors")
         (aside / ADAPTER).write_text(json.dumps(described, indent=2))
@@ -113,9 +113,9 @@ def save_adapter(
 def _checked(
     given: Iterable[tuple[str, torch.Tensor]], policy: Any, base: str, dtype: torch.dtype | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights as they come, in the type requested, each of which the model has and none of which is missing."""
+    """Yield the weights in the requested type, and check that the model has each of them and that none is missing."""
     expected = {name: tensor.shape for name, tensor in policy.state_dict().items()}
-    # Those that are tied to another have one tensor under several names, of which the weights have the first.
+    # Tied tensors have several names, of which the weights contain the first.
     left = {name for name, _ in (*policy.named_parameters(), *policy.named_buffers())} & expected.keys()
     for name, tensor in given:
         if name not in left or tensor.shape != expected[name]:
@@ -136,7 +136,7 @@ def _other_weights(base: str, name: str) -> LearnerError:
 
 
 def _write(given: Iterable[tuple[str, torch.Tensor]], policy: Any, folder: Path) -> None:
-    """Write configuration and weights, a part of them at a time, into one file or several with an index."""
+    """Write configuration and weights in parts, into one file or several with an index."""
     files: list[list[str]] = []
     size = 0
     for part in parts(given):
@@ -155,7 +155,7 @@ def _write(given: Iterable[tuple[str, torch.Tensor]], policy: Any, folder: Path)
 
 
 def _check_place(folder: Path, base: str | Path, *, holds: str = CONFIG) -> None:
-    """Refuse a folder that would lose what it holds; with the file ``holds`` it is one that may be replaced."""
+    """Refuse a folder whose contents would be lost; one with the file ``holds`` may be replaced."""
     what, saved = ("model", "policy") if holds == CONFIG else ("adapter", "adapter")
     if folder.resolve() == Path(base).absolute().resolve():
         raise LearnerError(f"{folder} is the base model; the {saved} must be saved somewhere else")

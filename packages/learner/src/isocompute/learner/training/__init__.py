@@ -1,1 +1,1 @@
-"""The hot loop of a run: which problems, in which order, and what is learnt from them."""
+"""The training loop of a run: which problems, in which order, and what is learnt from them."""

@@ -1,4 +1,4 @@
-"""The hot loop of one run, from problems to sync: everything it does to the policy.
+"""The training loop of one run, from problems to sync: everything it does to the policy.
 
 A run starts at step 0, at its newest checkpoint (``restore``), or at a checkpoint of another run (``branch``).
 """
@@ -44,11 +44,11 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 PROBED, PROBE_TOKENS = 4, 16
-"""Problems that a probe of the sampler's weights answers, and the most tokens of an answer."""
+"""Number of problems in a probe of the sampler's weights, and most tokens per response."""
 
 
 def print_record(record: Record) -> None:
-    """Print a line for a step or an evaluation to the standard error output."""
+    """Print one line for a step or an evaluation to stderr."""
     metrics = record.metrics()
     if isinstance(record, EvaluationRecord):
         what, words = "evaluation after step", [f"{name} {score:.3f}" for name, score in record.scores.items()]
@@ -72,25 +72,27 @@ def train(
     pipe: Pipe | None = None,
     watch: Watch = print_record,
 ) -> Progress:
-    """Train until the meter admits no further step or the policy has diverged, and return the progress then.
+    """Train until the meter admits no further step or the policy has diverged, and return the final progress.
 
-    Batches are begun as far ahead as ``pipeline.lag`` allows. Once the meter admits none, what was begun is learnt
-    from, without any after it.
+    Batches are begun as far ahead as ``pipeline.lag`` allows. Once the meter admits no further batch, those already
+    begun are still learnt from.
 
     Args:
-        sampler: Answers problems; where ``progress`` is given it holds the learner's weights (``sync_and_check``).
-        evaluator: Called at step 0 and on the grid of nominal rollouts, step · B; None for no evaluation.
-        meter: The budget, which alone knows where the run ends; None for one pass over the problems, unrecorded.
-        checkpoints: Where to save, and when, and at the end unless the policy has diverged; None to save nothing.
-        progress: From ``restore`` or ``branch``; None to continue from the newest one, after a ``sync_and_check``. With
-            a lag, what a killed process had in flight is charged before, and what it had charged and comes back is
-            taken back (``Ledger.charge_lost`` and ``take_back`` of ``isocompute.budget``, with ``Progress.restored``).
-        pipe: Generates while updates are taken, with the same engines as the sampler. None where sampling and updates
-            alternate, and for ``pipeline.mode`` ``constant``, which need none but the sampler.
+        sampler: Answers problems. If ``progress`` is given, it must hold the learner's weights (``sync_and_check``).
+        evaluator: Called at step 0 and on the grid of nominal rollouts, step · B; None: no evaluation.
+        meter: The budget, which alone decides when the run ends; None: one pass over the problems, not recorded.
+        checkpoints: Where and when to save; also saves at the end unless the policy has diverged. None: nothing is
+            saved.
+        progress: From ``restore`` or ``branch``; None: continue from the newest checkpoint, after a ``sync_and_check``.
+            With a lag, the caller must first charge the rollouts that a killed process had in flight, and take back
+            those that it had charged and that are restored (``Ledger.charge_lost`` and ``take_back`` of
+            ``isocompute.budget``, with ``Progress.restored``).
+        pipe: Generates during updates, with the same engines as the sampler. None if sampling and updates alternate,
+            and for ``pipeline.mode`` ``constant``; both need only the sampler.
         watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
 
     Raises:
-        LearnerError: Settings contradict each other, or nothing can be learnt from what was sampled, and charged.
+        LearnerError: Settings contradict each other, or nothing can be learnt from the samples, which were charged.
         SyncError: The sampler does not hold the learner's weights.
         CheckpointError: Another run saves its checkpoints in the same folder.
     """
@@ -117,7 +119,7 @@ def train(
         )
     drop_above = learner.config.batch.drop_above
     order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed, drop_above=drop_above)
-    # As many steps as give each problem one turn.
+    # Enough steps to use each problem once.
     meter = meter or UpdateSteps(limit=max(1, len(problems) // run.problems_per_batch))
     pipe = pipe or Ahead(sampler)
     with nullcontext() if checkpoints is None else checkpoints.held():
@@ -129,7 +131,7 @@ def train(
             meter.charge(progress.step, answered.with_columns(cohort=pl.lit("eval")))
         if progress.begun:
             if pipeline.lag:
-                # Of these, what was unfinished begins again.
+                # The unfinished ones of these batches begin again.
                 meter.reserve(len(progress.begun) * run.batch_rollouts)
             pipe.load_state(*progress.pipe)
             progress.pipe = ({}, {})
@@ -149,13 +151,13 @@ def train(
         try:
             loop.run_on()
         except BaseException:
-            # What went wrong is said, and not what follows from it. What was in flight is charged by the next attempt,
-            # as after a kill: it knows what its checkpoint brings back.
+            # Report the original error, and not its consequences. The next attempt charges rollouts in flight, as after
+            # a kill: it knows which ones its checkpoint restores.
             with suppress(Exception):
                 pipe.abandon()
             raise
         loop.abandon()
-        # A kill may have come between the last checkpoint and the deletion of those before.
+        # A kill may have come between the last save and the deletion of older checkpoints.
         if checkpoints is not None:
             checkpoints.prune()
         return progress
@@ -196,28 +198,28 @@ class _Loop:
                     self.save()
                 saved_at = progress.step
                 progress.drained = progress.step if lag else None
-            # Of batches that were begun, the meter may have had enough, as of tokens.
+            # The meter may refuse a batch that was begun, for example because of its tokens.
             if not progress.begun or (lag and not self.admitted(ahead=0)):
                 break
             if not self.step(progress.step + 1, sampling=sampling):
                 return
-            # On steps, not on what was counted: a failed rollout shifts no evaluation.
+            # Based on steps and not on counted rollouts, so that failed rollouts shift no evaluation.
             evaluated = self.run.evaluated_at(progress.step * self.run.batch_rollouts)
             if evaluated:
                 self.evaluate()
-            # After the evaluation: a run that continues from here would not make it.
+            # After the evaluation, since a run resumed from here would not repeat it.
             if progress.drained is None:
                 saved_at = self.save_if_due(saved_at, evaluated=evaluated)
         if saved_at != progress.step:
             self.save()
 
     def admitted(self, *, ahead: int) -> bool:
-        """Return whether the meter admits the batch after so many that were begun, with which it is charged then."""
+        """Return whether the meter admits the batch after ``ahead`` begun ones, if these are charged first."""
         step = self.progress.step + ahead + 1
         return bool(self.meter.admit(step=step, rollouts=(ahead + 1) * self.run.batch_rollouts))
 
     def begin(self) -> float:
-        """Begin the batches that may be begun by now, whose tokens cannot be over the bound; returns the seconds."""
+        """Begin all batches whose tokens cannot exceed the lag; return the seconds taken."""
         progress, began = self.progress, perf_counter()
         while (
             progress.drained is None
@@ -240,7 +242,7 @@ class _Loop:
         return perf_counter() - began
 
     def step(self, step: int, *, sampling: float) -> bool:
-        """Step: take what was sampled, charge, learn, push. False when the policy has diverged, which ends the run."""
+        """Take a step: take samples, charge, learn, push. Return False if the policy has diverged and the run ends."""
         progress, version, config = self.progress, self.learner.version, self.learner.config
         lag = config.pipeline.lag
         problems = self.order.problems.filter(pl.col("problem_id").is_in(progress.begun[0]))
@@ -250,11 +252,11 @@ class _Loop:
         sampling += perf_counter() - began
         batch = self.run.batch_rollouts
         if lag and len(taken) != batch:
-            # Tries that were lost with an engine were generated, too.
+            # Attempts that were lost with an engine were generated, too.
             self.meter.reserve(len(taken) + (len(progress.begun) - 1) * batch)
         rollouts, stale = without_stale(taken, version=version, lag=lag) if lag else (taken, taken.clear())
         rollouts = with_cohorts(rollouts, config.batch, baseline=config.objective.resolved.baseline)
-        # Charged before the rollouts are checked: they were paid for, whatever is wrong with them.
+        # Charge rollouts before checking them: they were paid for, even if faulty.
         tokens = self.charge(step, rollouts, stale)
         check_answers(taken, problems, samples=self.run.rollouts_per_problem, source=_answer_of(self.sampler))
         ready = perf_counter()
@@ -296,27 +298,27 @@ class _Loop:
         return not learnt.diverged
 
     def verify(self, step: int) -> Agreement:
-        """Probe the weights that were pushed, before anything that they sample is learnt from, and charge the probe."""
+        """Probe the pushed weights before learning from anything that they sample, and charge the probe."""
         answered, found = check_weights(
             learner=self.learner,
             sampler=self.sampler,
             problems=self.order.problems.head(PROBED),
             samples=1,
             run_id=self.run.run_id,
-            # Whole responses would take as long as a batch, for which the learner would wait.
+            # Whole responses would take as long as a batch, and the learner would wait for them.
             max_new_tokens=PROBE_TOKENS,
         )
         self.meter.charge(step, answered.with_columns(cohort=pl.lit("eval")))
         return found
 
     def abandon(self) -> None:
-        """Charge what was generated and is learnt from no more, as of the step that would have come next."""
+        """Charge generated rollouts that will not be learnt from to the step that would have come next."""
         unused = self.pipe.abandon()
         if unused is not None and len(unused):
             self.meter.charge(self.progress.step + 1, unused.with_columns(cohort=pl.lit("unused")))
 
     def charge(self, step: int, rollouts: pl.DataFrame, stale: pl.DataFrame) -> int:
-        """Charge what was generated for a step, by cohort, and count it; returns its response tokens."""
+        """Charge and count the rollouts of a step, by cohort; return their response tokens."""
         if len(stale):
             dropped = stale.with_columns(cohort=pl.lit("stale"), zero_variance=pl.lit(value=False))
             rollouts = pl.concat([rollouts, dropped], how="diagonal_relaxed")
@@ -327,7 +329,7 @@ class _Loop:
         return tokens
 
     def evaluate(self) -> None:
-        """Evaluate, if that is wanted, and charge it."""
+        """Evaluate and charge the evaluation, if there is an evaluator."""
         if self.evaluator is None:
             return
         progress, began = self.progress, perf_counter()
@@ -351,7 +353,7 @@ class _Loop:
         )
 
     def save_if_due(self, saved_at: int, *, evaluated: bool) -> int:
-        """Save a checkpoint where one is due; returns the step of the newest one."""
+        """Save a checkpoint if one is due; return the step of the newest one."""
         step, evaluations = self.progress.step, len(self.progress.evals) if evaluated else None
         if self.checkpoints is None or not self.checkpoints.due(step=step, evaluations=evaluations):
             return saved_at
@@ -359,7 +361,7 @@ class _Loop:
         return step
 
     def save(self) -> None:
-        """Save a checkpoint of the run as it is, where it has any."""
+        """Save a checkpoint of the current state, if checkpoints are used."""
         if self.checkpoints is None:
             return
         tensors, values = self.learner.state()
@@ -377,12 +379,12 @@ class _Loop:
 
 
 def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
-    """Sync, answer four problems twice and compare log-probabilities; returns the responses, which were paid for.
+    """Sync, answer four problems twice and compare log-probabilities; return the responses, which must be charged.
 
-    A policy that has diverged cannot be compared with; ``train`` finds the same, and ends the run as it did before.
+    A diverged policy cannot be compared; ``train`` then detects the divergence and ends the run as before.
 
     Raises:
-        LearnerError: The sampler says that its weights are of another type (``dtype``) than the tolerances are for.
+        LearnerError: The sampler reports weights of another type (``dtype``) than the tolerances are for.
         SyncError, DivergenceError: See ``check_weights``.
     """
     told, dtype = learner.config.sampler_dtype, getattr(sampler, "dtype", None)
@@ -398,8 +400,8 @@ def check_weights(
 ) -> tuple[pl.DataFrame, Agreement]:
     """Answer problems with the sampler's weights, and compare its log-probabilities with the learner's.
 
-    Returns the responses, which were paid for, and how they agree: infinitely far where the learner has diverged,
-    which is an error of the base model alone (``DivergenceError``). ``limit`` is ``max_new_tokens`` or nothing.
+    Returns the responses, which must be charged, and their agreement: infinite distances if the learner has diverged.
+    For the base model, divergence is an error (``DivergenceError``). ``limit`` is ``max_new_tokens`` or nothing.
     """
     rollouts = sampler.sample(
         problems, samples=samples, seed=0, step=learner.version, phase="canary", run_id=run_id, **limit
@@ -424,7 +426,7 @@ def check_weights(
 
 @contextmanager
 def _broken_logprobs_named(rollouts: pl.DataFrame) -> Iterator[None]:
-    """Name the response whose log-probability is no number, where the learner's own are: nothing was learnt from it."""
+    """Name the response whose log-probability is not a number, while the learner's are: nothing was learnt from it."""
     try:
         yield
     except SyncError:
@@ -437,10 +439,10 @@ class Learnt:
     """The outcome of learning from a step's responses.
 
     Attributes:
-        update: What the optimizer steps did; None where nothing was to be learnt from, or the policy diverged.
+        update: Outcome of the optimizer steps; None if there was nothing to learn from or the policy diverged.
         measure_seconds: Wall time of measuring the batch, which is left out of comparisons.
-        diverged: Whether the policy has diverged. The optimizer steps of this batch before the one that failed were
-            made; the version of the weights was not counted up.
+        diverged: Whether the policy has diverged. Optimizer steps of this batch before the failed one were taken; the
+            version of the weights was not incremented.
     """
 
     update: UpdateReport | None = None
@@ -453,23 +455,22 @@ class Learnt:
 def learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame) -> Learnt:
     """Learn from a step's responses.
 
-    A batch of filtered groups only teaches nothing, and leaves the learner as it is. An optimizer step whose numbers
-    are not finite is tried once more on the same responses, since a device may err once; a policy that has diverged
-    errs again.
+    A batch with filtered groups only leaves the learner unchanged. An optimizer step with numbers that are not finite
+    is retried once on the same responses, since a device may err once; a policy that has diverged fails again.
 
     Args:
-        rollouts: All of its responses, with the columns of ``with_cohorts``.
+        rollouts: All of the step's responses, with the columns of ``with_cohorts``.
 
     Raises:
-        SyncError: Other weights than the learner's sampled the responses.
-        LearnerError: No advantages or no update can be made of them.
+        SyncError: Weights other than the learner's sampled the responses.
+        LearnerError: No advantages or no update can be computed from the responses.
     """
     if rollouts.filter(pl.col("cohort") == "trained").is_empty():
         return Learnt()
     config, retries = learner.config, 0
 
     def tried(call: Callable[[], Result]) -> Result | None:
-        """Make a call, once more where it finds that the policy has diverged; None where it does so twice."""
+        """Make a call, and retry it once if the policy has diverged; return None if it fails twice."""
         nonlocal retries
         for again in (True, False):
             try:
@@ -481,8 +482,8 @@ def learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame
         return None
 
     began = perf_counter()
-    # No response passes through the model for it that nothing needs: advantages that depend on what is measured need
-    # the responses that they are computed from, others only those that are learnt from.
+    # Measure only responses that are needed: advantages that depend on measurements need all responses behind them,
+    # other advantages only those that are learnt from.
     if config.measures_for_advantages:
         measured = tried(partial(learner.measure, estimated(rollouts, config)))
         batch = None if measured is None else prepare(measured, config)
@@ -505,7 +506,7 @@ def learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSteps:
-    """A meter that admits so many steps of the whole run, those before a checkpoint included, and keeps no record."""
+    """A meter without records that admits a number of steps in the whole run, including those before a checkpoint."""
 
     limit: int
 
@@ -518,14 +519,14 @@ class UpdateSteps:
         return step <= self.limit
 
     def reserve(self, rollouts: int, /) -> None:
-        """Keep no record."""
+        """Do nothing."""
 
     def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
-        """Keep no record."""
+        """Do nothing."""
 
 
 class Ahead:
-    """The pipe of whole batches: each is sampled when it is begun, with the weights that there are then.
+    """A pipe of whole batches: each is sampled when it is begun, with the weights of that time.
 
     With a lag of 0 sampling and updates alternate; with a lag of k, batch t is sampled with version t − 1 − k.
     """
@@ -554,7 +555,7 @@ class Ahead:
         return pl.concat(batches, how="diagonal_relaxed") if batches else None
 
     def idle(self) -> Mapping[str, float]:
-        """Return nothing: one waits while the other works."""
+        """Return nothing: sampler and learner always wait for each other."""
         return {}
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
@@ -566,14 +567,14 @@ class Ahead:
         return found, {}
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """Continue with the batches of a state; see ``Pipe.load_state``."""
+        """Restore the batches of a state; see ``Pipe.load_state``."""
         for name in tensors:
             stored = BytesIO(tensors[name].numpy().tobytes())
             self._batches[int(name.removeprefix("batch."))] = pl.read_ipc(stored, use_pyarrow=False)
 
 
 def without_stale(rollouts: pl.DataFrame, *, version: int, lag: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Split a batch into groups that weights of a version may learn from, and those of which a response is too old."""
+    """Split a batch into groups that a version of the weights may learn from, and groups with a stale response."""
     late = (pl.col("weights_version") < version - lag) & (pl.col("finish_reason") != "aborted")
     old = rollouts.filter(late)["problem_id"].unique()
     is_old = pl.col("problem_id").is_in(old.implode())

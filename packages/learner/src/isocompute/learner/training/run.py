@@ -1,4 +1,4 @@
-"""One run: the order of its problems, the settings it depends on, its progress, and how it goes on."""
+"""One run: the order of its problems, the settings it depends on, its progress, and how it resumes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """A position in the order: what a run that continues needs to know.
+    """A position in the order of the problems, from which a run can resume.
 
     Attributes:
         number: The pass, counted from 0.
         taken: Batches of it that were taken.
-        dropped: Problems that are in this pass no more, nor in any later one.
-        answers: Of each problem that was met, how many answers were right and how many there were, where problems may
-            be dropped.
+        dropped: Problems that are left out of this pass and all later ones.
+        answers: For each answered problem the numbers of right answers and of all answers, if problems may be dropped.
     """
 
     number: int = 0
@@ -45,13 +44,14 @@ class Cursor:
 class ProblemOrder:
     """Shuffled passes over the problems, cut into batches of ``problems_per_batch``.
 
-    The shuffle of a pass depends on the seed and the ``problem_id`` only, so runs whose batch sizes divide the number
-    of problems meet the same ones in the same order; else each pass leaves out those that do not fill a batch.
+    The shuffle of a pass depends only on the seed and the ``problem_id``. Runs whose batch sizes divide the number of
+    problems therefore meet the same problems in the same order; otherwise each pass leaves out those that do not fill a
+    batch.
 
-    With ``drop_above`` a problem whose pass rate over all its answers is this or more is left out of all later passes
-    (no-positive resampling, ScaleRL, arXiv 2510.13786); those that are left keep their order within the shuffle.
-    Where fewer than B_p would be left, the B_p with the lowest pass rates stay (of equal ones those whose
-    ``problem_id`` comes first; one that was not met counts as 0), and no more are dropped.
+    With ``drop_above``, a problem whose pass rate over all its answers is at least this is left out of all later passes
+    (no-positive resampling, ScaleRL, arXiv 2510.13786); the others keep their order within the shuffle. If fewer than
+    B_p would remain, the B_p problems with the lowest pass rates stay and no more are dropped. Ties go to the first
+    ``problem_id``, and a problem without answers counts as 0.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ProblemOrder:
         self._problems_per_batch, self._seed, self._drop_above = problems_per_batch, seed, drop_above
 
     def batch(self, cursor: Cursor) -> pl.DataFrame:
-        """Problems of the batch at a cursor, sorted by ``problem_id``, no problem twice."""
+        """Problems of the batch at a cursor, sorted by ``problem_id``, without repeats."""
         shuffled = np.random.default_rng([self._seed, cursor.number]).permutation(len(self.problems))
         if cursor.dropped:
             gone = self.problems["problem_id"].is_in(cursor.dropped).to_numpy()
@@ -79,7 +79,7 @@ class ProblemOrder:
         return self.problems[np.sort(shuffled[first : first + self._problems_per_batch])]
 
     def learnt(self, cursor: Cursor, rollouts: pl.DataFrame) -> Cursor:
-        """Return a cursor that knows how a batch was answered: right where the reward is 1 or more, unless aborted."""
+        """Return a cursor with a batch's answers counted: right if the reward is 1 or more, and not if aborted."""
         if self._drop_above is None:
             return cursor
         answers = dict(cursor.answers)
@@ -92,14 +92,14 @@ class ProblemOrder:
         return replace(cursor, answers=answers)
 
     def after(self, cursor: Cursor) -> Cursor:
-        """Return the cursor of the next batch. What a new pass leaves out follows from the answers known by now."""
+        """Return the cursor of the next batch. The answers so far decide what a new pass leaves out."""
         left = len(self.problems) - len(cursor.dropped)
         if cursor.taken + 1 < left // self._problems_per_batch:
             return replace(cursor, taken=cursor.taken + 1)
         return Cursor(number=cursor.number + 1, dropped=self._dropped(cursor), answers=cursor.answers)
 
     def _dropped(self, cursor: Cursor) -> tuple[str, ...]:
-        """Problems that are left out of the next pass."""
+        """Problems to leave out of the next pass."""
         if self._drop_above is None:
             return ()
         rates = {name: right / count for name, (right, count) in cursor.answers.items()}
@@ -111,14 +111,15 @@ class ProblemOrder:
 
 
 CHANGES_NO_RESULT = ("sync.", "sampler_dtype", "entropy.measured")
-"""Settings under whose change a run continues: when it is stopped, and what is reported. One that changes the order of
-sums (``config.ROUNDING``), as that of micro-batches, changes last digits and must be named in ``Checkpoints``."""
+"""Settings that may change when a run resumes: they decide when it stops and what it reports. Settings that change the
+order of sums (``config.ROUNDING``), such as the micro-batch size, change the last digits and must be named in
+``Checkpoints``."""
 NOT_TRAINED_ON = ("pass_rate", "pass_rate_samples")
-"""Columns of problems that say how hard they were found to be."""
+"""Columns of problems with their measured difficulty."""
 
 
 def settings_of(run: RunConfig, config: LearnerConfig, problems: pl.DataFrame) -> dict[str, Any]:
-    """Return the settings that a run depends on, by names such as ``optimizer.beta1``, as plain values; no budget."""
+    """Return the settings that a run depends on, as plain values by names such as ``optimizer.beta1``; no budget."""
     found = asdict(run)
     for name, value in asdict(config).items():
         found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
@@ -134,15 +135,15 @@ class Progress:
     Attributes:
         rollouts: Rollouts generated for training so far, whatever became of them.
         tokens: Their response tokens.
-        cursor: The position in the problems of the next batch, or of the last one that was begun, where there are such.
+        cursor: Position of the next batch in the problems, or of the last begun batch if there are any.
         begun: The problems (``problem_id``) of each batch that was begun and not learnt from, in order.
-        drained: The step at which the budget admitted no further batch, where what was begun by then is learnt from
-            without any after it; a longer run goes on from the checkpoint of that step. None before.
-        pipe: What a checkpoint held of the pipe: its tensors, and plain values.
-        changes: Settings that changed where the run was continued, each as ``[before, after]``, with the ``step``:
-            from there on it is the same to rounding only.
-        diverged_at: The step whose gradient was not finite twice, which ended the run; None otherwise. Its
-            rollouts are counted, its update was not made. Never saved: the run would find it again.
+        drained: The step at which the budget admitted no further batch; batches begun by then are still learnt from. A
+            longer run continues from the checkpoint of that step. None before.
+        pipe: The pipe's contents in a checkpoint: its tensors and plain values.
+        changes: Settings that changed when the run resumed, each as ``[before, after]``, with the ``step``: from there
+            on the run is the same only up to rounding.
+        diverged_at: The step whose gradient was not finite twice, which ended the run; None otherwise. Its rollouts are
+            counted, its update was not made. It is never saved, since the run would find it again.
     """
 
     step: int = 0
@@ -157,18 +158,18 @@ class Progress:
     diverged_at: int | None = None
 
     def saved(self) -> dict[str, Any]:
-        """Return what a checkpoint holds beside its step, as plain values."""
+        """Return a checkpoint's progress except for its step, as plain values."""
         names = [each.name for each in fields(self) if each.name not in ("step", "pipe", "diverged_at")]
-        # Copies, as a checkpoint may be written while the run goes on.
+        # Copy, since a checkpoint may be written while the run continues.
         return deepcopy({name: getattr(self, name) for name in names} | {"cursor": asdict(self.cursor)})
 
     def restored(self, run: RunConfig) -> int:
-        """Return how many rollouts of begun batches a checkpoint has brought back, those of ``complete`` groups."""
+        """Return how many rollouts of begun batches a checkpoint restores: those of ``complete`` groups."""
         return int(self.pipe[1].get("complete", len(self.begun) * run.batch_rollouts))
 
     @classmethod
     def read(cls, step: int, saved: Mapping[str, Any], *, pipe: Mapping[str, Any] | None = None) -> Progress:
-        """Return the progress that ``saved`` made this of, through JSON, with the pipe's plain values and tensors."""
+        """Restore the progress from the values of ``saved``, read from JSON, with the pipe's values and tensors."""
         cursor = saved["cursor"]
         answers = {name: (right, count) for name, (right, count) in cursor["answers"].items()}
         cursor = Cursor(**cursor | {"dropped": tuple(cursor["dropped"]), "answers": answers})
@@ -182,18 +183,18 @@ OF_A_BRANCH = ("run_id", "optimizer.decay", "optimizer.decay_after", "optimizer.
 def restore(
     *, learner: Updater, checkpoints: Checkpoints, run: RunConfig, problems: pl.DataFrame, ended: bool = False
 ) -> Progress:
-    """Continue from the newest checkpoint that is whole, or start at step 0.
+    """Continue from the newest intact checkpoint, or start at step 0.
 
-    A run with a lag that has ended goes on from before its last batches, which no others followed: a longer one does
-    not begin with these.
+    A run with a lag that has ended resumes from before its last batches, after which it began no others: a longer run
+    would have begun more.
 
     Args:
-        learner: Takes over the state of the checkpoint; left as it is where there is none.
-        ended: Whether to take over the policy at the end of such a run, with which it cannot go on.
+        learner: Loads the checkpoint's state; unchanged if there is none.
+        ended: Whether to load the policy from the end of such a run, from which the run cannot continue.
 
     Raises:
-        CheckpointError: All checkpoints are damaged, or the newest is one of another version, another base model,
-            other settings or other problems.
+        CheckpointError: All checkpoints are damaged, or the newest is of another version, another base model, other
+            settings or other problems.
     """
     saved = checkpoints.newest()
     if saved is None:
@@ -222,19 +223,19 @@ def restore(
 
 
 def branch(*, learner: Updater, trunk: Checkpoints, run: RunConfig, problems: pl.DataFrame) -> Progress:
-    """Start a run whose rate decays from a checkpoint of one whose rate is constant, its trunk.
+    """Start a run with a decaying learning rate from a checkpoint of a run with a constant one, its trunk.
 
-    It is, bit for bit, what a run with these settings would be from its beginning, without the steps up to
-    ``optimizer.decay_after``, which the trunk has taken and paid for; later it continues with ``restore``. As a
-    schedule counts only batches that were learnt from, a decay begins later where the trunk has met others.
+    The branch equals, bit for bit, a run with these settings from the beginning, but does not repeat the steps up to
+    ``optimizer.decay_after``, which the trunk has taken and paid for. Later it resumes with ``restore``. A schedule
+    counts only batches that were learnt from, so a decay begins later if the trunk has met others.
 
     Args:
-        trunk: Checkpoints of the trunk, with this step in ``keep_steps``; nothing is changed there.
-        run: The branch: as the trunk but for its ``run_id``.
+        trunk: Checkpoints of the trunk, with this step in ``keep_steps``; they are not changed.
+        run: The branch: the same as the trunk except for its ``run_id``.
 
     Raises:
-        CheckpointError: The settings name no such step; the checkpoint is missing, damaged or one of another version;
-            its rate was not constant; or settings beside those of the decay, problems or the base model are others.
+        CheckpointError: The settings name no such step; the checkpoint is missing, damaged or of another version; its
+            learning rate was not constant; or problems, base model or settings other than the decay's differ.
     """
     schedule = learner.config.optimizer
     if not schedule.decay_after:
@@ -264,8 +265,8 @@ def branch(*, learner: Updater, trunk: Checkpoints, run: RunConfig, problems: pl
 def _changed(
     saved: Checkpoint, run: RunConfig, config: LearnerConfig, problems: pl.DataFrame, *, but: Collection[str] = ()
 ) -> dict[str, list[Any]]:
-    """Settings of a checkpoint, but for some, that are not those of a run: what each was and is."""
-    # Through JSON, as the others were.
+    """Settings in which a checkpoint differs from a run, except for those in ``but``: old and new values."""
+    # Through JSON, like the saved settings.
     was, now = saved.settings, json.loads(json.dumps(settings_of(run, config, problems)))
     names = sorted((now.keys() | was.keys()) - set(but))
     return {name: [was.get(name), now.get(name)] for name in names if was.get(name) != now.get(name)}
@@ -276,7 +277,7 @@ def _said(changed: Mapping[str, list[Any]]) -> str:
 
 
 def _continued(learner: Updater, saved: Checkpoint, folder: Path) -> Progress:
-    """Let the learner take over a checkpoint, and return how far its run was."""
+    """Load a checkpoint into the learner and return its progress."""
     try:
         progress = Progress.read(saved.step, saved.progress, pipe=saved.pipe)
     except (KeyError, TypeError, AttributeError) as error:
@@ -295,11 +296,11 @@ def _continued(learner: Updater, saved: Checkpoint, folder: Path) -> Progress:
 
 
 def through_deaths(attempt: Callable[[], Result], *, checkpoints: Checkpoints, tries: int = 3) -> Result:
-    """Run, and run again from the newest checkpoint where a rank has died, as long as the run gets on.
+    """Run, and resume from the newest checkpoint if a rank has died, as long as the run makes progress.
 
     Args:
         attempt: Everything from ``learner.reset``, which starts new ranks, to ``train``, with a meter that continues.
-        tries: How often it may end from one and the same checkpoint.
+        tries: How often an attempt may fail at the same checkpoint.
     """
     failed, step = 0, checkpoints.newest_step()
     while True:

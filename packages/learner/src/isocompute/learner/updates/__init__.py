@@ -1,1 +1,1 @@
-"""One optimizer step: what is checked, what passes through the model, what is left out, what is kept."""
+"""One optimizer step: its checks, its passes through the model, its gradients and its state."""

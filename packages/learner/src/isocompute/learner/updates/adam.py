@@ -1,4 +1,4 @@
-"""AdamW over the policy and the critic, and its state by the names of what it is about."""
+"""AdamW over the policy and the critic, with its state by parameter name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Optimizer:
     """AdamW, fused, with one learning rate for the policy and one for the critic.
 
     Args:
-        total: Adds a number up over the ranks that share the policy; None where it is whole.
+        total: Sums a number over the ranks that share the policy; None if it is whole.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Optimizer:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """All that it updates."""
+        """All parameters that it updates."""
         return [p for group in self._adam.param_groups for p in group["params"]]
 
     def forget_gradients(self) -> None:
@@ -55,7 +55,7 @@ class Optimizer:
         self._adam.zero_grad(set_to_none=True)
 
     def clip(self) -> float:
-        """Clip the norm of the policy's gradient, and the critic's apart from it; return the policy's before it."""
+        """Clip the gradient norms of policy and critic separately; return the policy's norm before clipping."""
         norms = []
         for group in self._adam.param_groups:
             mine = [_with_own_gradient(parameter) for parameter in group["params"]]
@@ -64,16 +64,16 @@ class Optimizer:
                 norm = norm.new_tensor(math.sqrt(self._total(float(norm) * float(norm))))
             torch.nn.utils.clip_grads_with_norm_(mine, self._config.optimizer.gradient_clip, norm)
             norms.append(float(norm))
-        # Not finite if either is not.
+        # Not finite if either norm is not.
         return norms[0] if all(norm < float("inf") for norm in norms) else sum(norms)
 
     def idle(self, norm: float) -> bool:
-        """Return whether a step would change nothing: there is no gradient, nor was there one before."""
+        """Return whether a step would change nothing: no gradient now and none before."""
         decays = bool(self._config.optimizer.weight_decay)
         return norm == 0 and not decays and not self._adam.state and len(self._adam.param_groups) == 1
 
     def step(self, number: int) -> float:
-        """Take a step of the update of a number, counted from 1; return the policy's learning rate."""
+        """Take the step of update ``number``, counted from 1; return the policy's learning rate."""
         factor = self._config.optimizer.factor_at(number)
         peaks = (self._config.learning_rate, self._config.critic.learning_rate)
         for group, peak in zip(self._adam.param_groups, peaks, strict=False):
@@ -82,7 +82,7 @@ class Optimizer:
         return peaks[0] * factor
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The moments as ``optimizer.NAME.KIND``, the live tensors and not copies; of a policy in shares their own."""
+        """The moments as ``optimizer.NAME.KIND``: live tensors, not copies; sharded like the policy."""
         return {
             f"optimizer.{name}.{kind}": value.contiguous()
             for name, parameter in zip(self._names, self.parameters, strict=True)
@@ -94,25 +94,25 @@ class Optimizer:
         self._adam.state.clear()
 
     def check(self, names: Iterable[str]) -> None:
-        """Refuse names that are moments of other parameters than these; those that are no moments are left alone."""
+        """Refuse moments of parameters other than these; other names are ignored."""
         for name, _ in filter(None, map(_moment, names)):
             if name not in self._names:
                 raise LearnerError(f"the state to continue from has moments of {name}, which is not trained here")
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Continue from moments of ``state``, all or some, which are copied; other tensors are left alone."""
+        """Copy moments from ``state``, all or some of them; other tensors are ignored."""
         trained = dict(zip(self._names, self.parameters, strict=True))
         for key in tensors:
             if (found := _moment(key)) is not None:
                 name, kind = found
                 parameter = trained[name]
-                # The number of steps is one number, and not one for each weight.
+                # The step count is a single number, not one per weight.
                 value = tensors[key].to(parameter.device, copy=True) if kind == STEP else _like(parameter, tensors[key])
                 self._adam.state[parameter][kind] = value
 
 
 def _moment(key: str) -> tuple[str, str] | None:
-    """The parameter and the kind of a moment, by its name in the state; None for what is no moment."""
+    """The parameter and the kind of a moment, from its name in the state; None if it is not a moment."""
     if not key.startswith("optimizer."):
         return None
     name, _, kind = key.removeprefix("optimizer.").rpartition(".")
@@ -120,7 +120,7 @@ def _moment(key: str) -> tuple[str, str] | None:
 
 
 def _with_own_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's share of a parameter, which has its share of the gradient; one that is whole as it is."""
+    """This rank's share of a parameter with its share of the gradient; a whole parameter is returned unchanged."""
     if not isinstance(parameter, DTensor):
         return parameter
     share = own(parameter.detach()).requires_grad_()
@@ -129,7 +129,7 @@ def _with_own_gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """A copy of values, shared out as a tensor of their shape is."""
+    """Copy values, sharded like a tensor of the same shape."""
     made = torch.empty_like(tensor.detach(), memory_format=torch.contiguous_format)
     copy_into(made, values)
     return made

@@ -1,7 +1,7 @@
-"""One rank of the learner: it holds a policy and its optimizer, and turns rollouts into an update.
+"""One rank of the learner: it holds a policy and its optimizer, and turns rollouts into updates.
 
-Its state is given by name, whole and a tensor at a time, so that another number of ranks can continue from it; with an
-adapter it is the adapter alone, since the model beneath is the base model.
+Its state is read by name, as whole tensors one at a time, so that a different number of ranks can continue from it.
+With an adapter the state is the adapter alone, since the model beneath is the base model.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from .sync import BROKEN, agreement, check_finite, check_sync, compare
 
 
 class Learner:
-    """A policy, its AdamW state, and the base model or a critic where the settings need them.
+    """A policy, its AdamW state, and the base model or a critic if the settings need them.
 
-    With a process group, each rank is given its share of the batch (which may be empty) and all ranks take the same
-    update: a gradient is a weighted sum over tokens, and sums add up. The ranks share the policy, too, unless
-    ``compute.sharding`` is ``none``; where they do, every method is called on all of them. Tokens are those that the
-    policy sampled (column ``sampled``).
+    With a process group, each rank gets its share of the batch (which may be empty) and all ranks take the same update:
+    a gradient is a weighted sum over tokens, and sums add up. The ranks also share the policy unless
+    ``compute.sharding`` is ``none``; every method must then be called on all of them. Tokens are those that the policy
+    sampled (column ``sampled``).
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Learner:
     def reset(self, config: LearnerConfig) -> None:
         """Go back to the base model's weights, a fresh optimizer and version 0.
 
-        Where that fails the learner has no model until it is reset again.
+        If that fails, the learner has no model until it is reset again.
         """
-        # The base model is read again, so that no copy of it is held; what there was is freed first.
+        # The base model is read again instead of holding a copy; the old models are freed first.
         for name in ("_models", "_optimizer"):
             self.__dict__.pop(name, None)
-        # A policy that is shared out refers to itself in a circle.
+        # A sharded policy contains reference cycles.
         gc.collect()
         self._load(config)
 
@@ -101,11 +101,11 @@ class Learner:
         self._shape = shape_of(self.policy)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The policy's tensors, one at a time, till the next update; see ``loading.weights``."""
+        """The policy's tensors, one at a time, valid until the next update; see ``loading.weights``."""
         yield from weights(self.policy).items()
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
-        """Compare the sampler with this rank, of which those that share a policy are all given the same responses."""
+        """Compare the sampler with this rank; ranks that share a policy must all get the same responses."""
         responses = self._read(rollouts)
         batches = self._passes(responses, np.arange(len(responses)))
         compared = [compare(self._forward.logprobs(batch), batch.sampler_logprobs) for _, batch in batches]
@@ -122,7 +122,7 @@ class Learner:
         names = ["old_logprobs", *(["reference_logprobs"] if self._models.reference is not None else [])]
         names += ["values"] if self.critic is not None else []
         found = {name: np.zeros(responses.counts.sum()) for name in names}
-        # Nothing reads those of a response that is left out of the update, too.
+        # Responses that are left out of the update keep the sampler's values, which nothing reads.
         found["old_logprobs"] += responses.logprobs.values[responses.sampled]
         compared = [self._nothing(3, 0)]
         for piece, batch in self._passes(responses, np.flatnonzero(used), least=int(not used.any())):
@@ -145,9 +145,9 @@ class Learner:
         return rollouts.with_columns(listed(name, Lists.of(values, lengths)) for name, values in found.items())
 
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
-        """Take one optimizer step; none where that would change no weight, as of a first batch of equal rewards.
+        """Take one optimizer step, or none if no weight would change, as in a first batch with equal rewards.
 
-        The batch is this rank's share. Where it raises an error the policy is as it was; see ``protocols.Updater``.
+        The batch is this rank's share. If an error is raised, the policy is unchanged; see ``protocols.Updater``.
         """
         check_versions(batch, self.version, self._together.total, lag=self.config.pipeline.lag)
         check_prepared(batch, step=self.version + 1)
@@ -160,7 +160,7 @@ class Learner:
         found, means, broken, operations = self._backward(responses, np.flatnonzero(~left_out))
         self._together.gradients(self._optimizer.parameters)
         norm = self._optimizer.clip()
-        # A token that was skipped has no advantage, so that no bound takes a gradient from it.
+        # A skipped token has no advantage, so no bound removes its gradient.
         means = with_zeros(reduced(means, self._together.sum), CLIPPED, tokens - passed)
         check_outcome(norm, means["loss"].value, broken, self.config, step=self.version + 1)
         steps = 0 if self._optimizer.idle(norm) else 1
@@ -185,23 +185,23 @@ class Learner:
     def _passes(
         self, responses: Responses, rows: np.ndarray, *, least: int = 0
     ) -> Iterator[tuple[Piece | None, MicroBatch]]:
-        """Cut rows into micro-batches; None comes with a pass that teaches nothing, so that ranks make equally many."""
+        """Cut rows into micro-batches; dummy passes (None) give all ranks the same number of passes."""
         pieces = list(self._forward.pieces(responses, rows))
         count = self._together.most(len(pieces)) if is_sharded(self.policy) else len(pieces)
         for piece in pieces:
             yield piece, self._forward.micro_batch(responses, piece)
         for _ in range(max(least, count) - len(pieces)):
-            # The first one, or one that is made up.
+            # The first response, or a made-up one.
             given = responses if len(responses) else probe(vocabulary(self.policy))[0]
             yield None, self._forward.micro_batch(given, next(self._forward.pieces(given, np.arange(1))))
 
     def _backward(
         self, responses: Responses, rows: np.ndarray
     ) -> tuple[Agreement, dict[str, Mean], tuple[float, float], float]:
-        """Gradients of this rank's share, after its first micro-batch was compared with the sampler.
+        """Compute gradients of this rank's share, after comparing its first micro-batch with the sampler.
 
-        Returns how the sampler agrees, over all ranks; this rank's metrics; how many log-probabilities of the learner
-        and of the sampler are not finite, over all ranks; and this rank's arithmetic.
+        Returns the agreement with the sampler, over all ranks; this rank's metrics; the numbers of learner and sampler
+        log-probabilities that are not finite, over all ranks; and this rank's FLOPs.
         """
         self._optimizer.forget_gradients()
         operations, found = 0.0, None
@@ -215,7 +215,7 @@ class Learner:
                     found = self._verify(self._compared(responses, rows, inputs))
                 if piece is None:
                     if is_sharded(self.policy):
-                        # The others wait for this rank's part of each sum.
+                        # The other ranks wait for this rank's part of each sum.
                         (inputs.logprobs.sum() * 0).backward()
                     continue
                 loss, parts = objective(inputs, self.config)
@@ -231,22 +231,24 @@ class Learner:
     def _compared(self, responses: Responses, rows: np.ndarray, first: ObjectiveInputs) -> torch.Tensor:
         """Compare the sampler with the policy that it sampled from.
 
-        The first pass is of some of these, or, so that stale weights show, of one that cannot change the update.
+        The first pass is of some of these responses. If none can change the update, it is of one that cannot, so that
+        stale weights are still noticed.
         """
         if "old_logprobs" in responses.of_tokens:
-            # Updates of the same batch may have come before this one, in which nothing may be left to learn.
+            # Earlier updates of the same batch may have changed the policy, and this one may have nothing left to
+            # learn.
             tokens = responses.tokens_of(rows)
             old = torch.tensor(responses.of_tokens["old_logprobs"].values[tokens], dtype=self._dtype)
             sampler = torch.tensor(responses.logprobs.values[responses.sampled][tokens], dtype=self._dtype)
             return compare(old.to(self.device), sampler.to(self.device))
-        # A response that was made up was not sampled.
+        # A made-up response was not sampled.
         return compare(first.logprobs, first.sampler_logprobs) if len(responses) else self._nothing(3, 0)
 
     def _left_out(self, responses: Responses) -> np.ndarray:
         return skipped(responses.of_rows["advantage"], responses.of_rows["zero_variance"], self.config)
 
     def _verify(self, compared: torch.Tensor) -> Agreement:
-        """Compare with the sampler before any backward; with a lag, each push of weights is verified by a probe."""
+        """Check the sync before any backward pass; with a lag, a probe verifies each push of weights instead."""
         step = self.version + 1
         found = agreement(compared, step=step, largest=self._together.largest, total=self._together.sum)
         if not self.config.pipeline.lag:
@@ -257,24 +259,24 @@ class Learner:
         return torch.zeros(*shape, dtype=torch.float64, device=self.device)
 
     def state(self) -> tuple[WholeTensors, dict[str, Any]]:
-        """Return what a checkpoint must hold: live tensors, to be read before the next update, and plain values.
+        """Return the state for a checkpoint: live tensors, to be read before the next update, and plain values.
 
-        Tensors that ranks share are gathered one at a time, as they are read.
+        Sharded tensors are gathered one at a time, as they are read.
         """
         tensors = WholeTensors(self._weights() | self._optimizer.state())
         return tensors, state_values(self.model, self.base, self.version)
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """Continue from what ``state`` returned, which is copied; see ``protocols.Updater``.
+        """Continue from a copy of what ``state`` returned; see ``protocols.Updater``.
 
-        Nothing is taken over where the names or the base model are others; where a shape is, it must be reset.
+        If names or base model differ, nothing is loaded; if a shape differs, the learner must be reset.
         """
         check_base(values, model=self.model, base=self.base)
         self.expect(list(tensors), int(values["version"]))
         self.take(tensors)
 
     def expect(self, names: Collection[str], version: int) -> None:
-        """Make ready to ``take`` a state in parts, of which these are all names, and drop the moments there are."""
+        """Prepare to ``take`` a state in parts; ``names`` are all of its tensors. The current moments are dropped."""
         if {name for name in names if not name.startswith("optimizer.")} != self._weights().keys():
             raise LearnerError(
                 f"the state to continue from is not one of the model {self.model} with this adapter or none"
@@ -284,7 +286,7 @@ class Learner:
         self.version = version
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over a part of a state, which is copied one tensor at a time."""
+        """Copy a part of a state, one tensor at a time."""
         mine = self._weights()
         for name in tensors:
             if name in mine:
@@ -298,7 +300,7 @@ class Learner:
         self._optimizer.take(tensors)
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        """The tensors of the policy and the critic, the live ones and not copies, by their names in a state."""
+        """The live tensors of the policy and the critic, not copies, by their names in a state."""
         found = {f"{POLICY}.{name}": tensor for name, tensor in learnt(self.policy).items()}
         if self.critic is not None:
             found |= {f"{CRITIC}.{name}": tensor for name, tensor in self.critic.state_dict().items()}
@@ -306,9 +308,9 @@ class Learner:
 
 
 class Collective:
-    """The ranks of a process group, or one learner alone (None).
+    """The ranks of a process group, or a single learner (None).
 
-    It is never taken from the process: an engine in the same process has a process group of its own.
+    The process's default group is never used, since an engine in the same process has a group of its own.
     """
 
     def __init__(self, ranks: dist.ProcessGroup | None, device: str) -> None:
@@ -319,7 +321,7 @@ class Collective:
         self._reduce(tensor, dist.ReduceOp.SUM)
 
     def largest(self, tensor: torch.Tensor) -> None:
-        """Take the largest of each number over the ranks, in place."""
+        """Take the elementwise maximum over the ranks, in place."""
         self._reduce(tensor, dist.ReduceOp.MAX)
 
     def total(self, number: float) -> float:
@@ -330,18 +332,18 @@ class Collective:
         return float(tensor)
 
     def most(self, count: int) -> int:
-        """The largest of a count over the ranks."""
+        """The maximum of a count over the ranks."""
         self.largest(tensor := torch.tensor(count, device=self._device))
         return int(tensor)
 
     def gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Sum the gradients of parameters over the ranks, where the backward pass has not; one that has none is 0."""
+        """Sum gradients over the ranks, unless the backward pass has done so; a missing gradient counts as 0."""
         waiting = []
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if self._ranks is not None and not isinstance(parameter, DTensor):
-                # In place, one by one: joined they would be copied.
+                # In place and one by one: concatenating would copy them.
                 waiting.append(dist.all_reduce(parameter.grad, group=self._ranks, async_op=True))
         for work in waiting:
             work.wait()
@@ -356,9 +358,9 @@ ALONE = Collective(None, "cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """How a learner runs its policy, the base model of a KL, and the critic, which is whole on every rank.
+    """The forward passes of the policy and of the base model of a KL, and the critic, which is whole on every rank.
 
-    The base model is a second one, or that beneath the policy's adapter.
+    The base model is a separate model, or the one beneath the policy's adapter.
     """
 
     forward: Forward
@@ -396,10 +398,10 @@ def load_models(
 
     tried = None
     if sharding is not None and torch.bfloat16 in (lower, dtype):
-        # What the model means is found out in float32, and a policy that is shared out computes in one type for good.
+        # Probing runs in float32, and a sharded policy computes in a single type for good.
         tried = run(torch.float32, replace(sharding, activations=None, head=None), None)
         tried.policy = None
-    # Weights that are not learnt may be rounded to what is computed with.
+    # Weights that are not learnt may be rounded to the type of the computation.
     frozen = lower or dtype
     forward = run(dtype if config.adapter is None else frozen, sharding, tried, config.adapter)
     return models_of(forward, config, lambda: run(frozen, sharding, forward, learns=False), device=device, dtype=dtype)
@@ -408,7 +410,7 @@ def load_models(
 def models_of(
     forward: Forward, config: LearnerConfig, base: Callable[[], Forward], *, device: str, dtype: torch.dtype
 ) -> Models:
-    """A policy with the reference, for which ``base`` loads the base model, and the critic that the settings need."""
+    """Combine a policy with the reference (``base`` loads a base model) and the critic that the settings need."""
     reference, critic = None, None
     if config.kl.coefficient:
         reference = base() if config.adapter is None else forward.without_adapter()
@@ -420,16 +422,16 @@ def models_of(
 
 
 def refers(models: Models, config: LearnerConfig, responses: Responses) -> bool:
-    """Whether an update runs the reference: by columns, which all ranks have, as they may run it together."""
+    """Whether an update runs the reference; based on columns, which all ranks have, since they may run it together."""
     measured = "reference_logprobs" in responses.of_tokens
     return models.reference is not None and config.kl.place == "loss" and not measured
 
 
 def inputs_of(models: Models, batch: MicroBatch, entropy: EntropyConfig, *, with_reference: bool) -> ObjectiveInputs:
-    """Pass a micro-batch through policy and critic, with gradient, and the reference where it was not measured."""
+    """Pass a micro-batch through policy and critic, with gradient, and through the reference unless it was measured."""
     reference = batch.measured.get("reference_logprobs")
     if with_reference and models.reference is not None:
-        # First, as it may be the policy without its adapter, whose passes must not come between the other two.
+        # First, since it may be the policy without its adapter, and its passes must not come between the other two.
         reference = models.reference.logprobs(batch)
     hidden, terms = models.forward.run(
         batch, entropy=bool(entropy.coefficient) or entropy.measured, entropy_gradient=bool(entropy.coefficient)
@@ -452,7 +454,7 @@ def inputs_of(models: Models, batch: MicroBatch, entropy: EntropyConfig, *, with
 
 
 def operations_of(shape: Shape | None, batch: MicroBatch, *, with_reference: bool) -> float:
-    """Arithmetic of a forward and a backward pass, and one of the reference; 0 of a model whose shape is not known."""
+    """FLOPs of a forward and a backward pass, and of one of the reference; 0 if the model's shape is not known."""
     if shape is None:
         return 0.0
     passed = {"tokens": batch.passed, "predictions": len(batch.tokens), "keys": batch.keys}
@@ -460,11 +462,11 @@ def operations_of(shape: Shape | None, batch: MicroBatch, *, with_reference: boo
 
 
 ADVANTAGES = ("advantage", "advantages")
-"""The column of one advantage per response, and that of one per sampled token."""
+"""The columns with one advantage per response and with one per sampled token."""
 
 
 def check_prepared(batch: pl.DataFrame, *, step: int) -> None:
-    """Refuse responses without advantages or weights, from which nothing would be learnt without a word."""
+    """Refuse responses without advantages or weights, from which silently nothing would be learnt."""
     for name, *others in (ADVANTAGES, ("loss_weight",)):
         if not {name, *others} & set(batch.columns):
             raise LearnerError(f"the batch of step {step} has no column {name}: prepare(rollouts, config) adds it")
@@ -474,7 +476,7 @@ def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float]
     """Refuse responses of other weights than the learner's, or of older ones; all ranks refuse or none does.
 
     Args:
-        total: Adds a number up over the ranks.
+        total: Sums a number over the ranks.
         lag: Versions by which a response's first token may be older than the learner.
     """
     check_columns(rollouts, ("prompt_ids", "response_ids", "logprobs", "weights_version"))
@@ -495,7 +497,7 @@ def state_values(model: str, base: str, version: int) -> dict[str, Any]:
 
 
 def check_base(values: Mapping[str, Any], *, model: str, base: str) -> None:
-    """Refuse the state of a learner that began from another base model, though nothing may refer to it any more."""
+    """Refuse the state of a learner that began from another base model, even if nothing uses that model any more."""
     began = values.get("base")
     if began is None:
         raise LearnerError(
@@ -509,7 +511,7 @@ def check_base(values: Mapping[str, Any], *, model: str, base: str) -> None:
 
 
 def check_outcome(norm: float, loss: float, broken: tuple[float, float], config: LearnerConfig, *, step: int) -> None:
-    """Refuse a step whose numbers are not finite; ``broken`` counts log-probabilities of learner and sampler."""
+    """Refuse a step with numbers that are not finite; ``broken`` counts log-probabilities of learner and sampler."""
     check_finite(broken[0], step=step)
     if broken[1]:
         check_sync(BROKEN, config, step=step)
@@ -525,9 +527,9 @@ def check_outcome(norm: float, loss: float, broken: tuple[float, float], config:
 
 
 def skipped(advantage: np.ndarray, zero_variance: np.ndarray, config: LearnerConfig) -> np.ndarray:
-    """Return which responses have neither an advantage nor a regulariser: only the normaliser counts them."""
+    """Return which responses have neither an advantage nor a regulariser, so that only the normaliser counts them."""
     if config.objective.resolved.baseline == "gae" or config.entropy.measured:
-        # A critic learns from every response; an entropy that is measured is that of all of them.
+        # A critic learns from every response, and a measured entropy covers all of them.
         return np.zeros(len(advantage), dtype=bool)
     left_out: np.ndarray = advantage == 0
     in_loss = bool(config.kl.coefficient) and config.kl.place == "loss"

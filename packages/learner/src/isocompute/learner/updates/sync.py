@@ -1,17 +1,18 @@
-"""Does the sampler hold the learner's weights? Their log-probabilities of the same tokens show it.
+"""Checks that the sampler holds the learner's weights, by comparing their log-probabilities of the same tokens.
 
-The parity chain, engine = learner = reference, each link with the tests that hold it:
+The parity chain is engine = learner = reference. Each link has tests:
 
-* Engine = model: vLLM's log-probabilities are those of transformers after every sync, in float32 to 1e-4 nats
+* Engine = model: after every sync vLLM's log-probabilities equal those of transformers, in float32 to 1e-4 nats
   (rollout, ``tests/samplers/every_sampler.py``, for every sampler).
 * Engine = learner: the first micro-batch of every update is compared with the sampler before any backward pass, here,
-  and by ``loop.sync_and_check`` after the first sync and after a resume (``tests/training/test_loop.py``). One in
-  bfloat16 agrees on average only: its mean, k3 and quantile show a wrong tensor and weights that are many updates old;
-  those of one update before are shown by the version of each response (``tests/updates/test_sync.py``).
-* Learner = learner: micro-batches of one and of all, one rank and two, and a run resumed and a run left alone take the
-  same updates, the last bit for bit (``tests/updates/test_learner.py``, ``tests/ranks``, ``tests/training``).
-* Learner = reference: its updates are AdamW's steps with the gradient written out token by token, without padding
-  (``tests/updates/test_learner.py``), its objective the formula (``tests/objective/test_loss.py``).
+  and by ``loop.sync_and_check`` after the first sync and after a resume (``tests/training/test_loop.py``). A bfloat16
+  sampler agrees on average only: its mean, k3 and quantile reveal a wrong tensor or weights that are many updates old.
+  Weights that are one update old are recognised by the version of each response (``tests/updates/test_sync.py``).
+* Learner = learner: the updates are the same with micro-batches of one response or of all, with one rank or two, and in
+  a resumed or an uninterrupted run; the last pair agrees bit for bit (``tests/updates/test_learner.py``,
+  ``tests/ranks``, ``tests/training``).
+* Learner = reference: the learner's updates equal AdamW steps with the gradient written out token by token, without
+  padding (``tests/updates/test_learner.py``), and its objective equals the formula (``tests/objective/test_loss.py``).
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from ..records.steps import Agreement
 
 QUANTILE = 0.99
 BROKEN = Agreement(maximum=math.inf, mean=math.inf, k3=math.inf, quantile=math.inf)
-"""The agreement of a sampler that gave a log-probability that is not finite."""
+"""The agreement of a sampler with a log-probability that is not finite."""
 
 Reduce = Callable[[torch.Tensor], None]
 """Combines a tensor over the ranks, in place."""
 
 
 def compare(learner: torch.Tensor, sampler: torch.Tensor) -> torch.Tensor:
-    """Compare the sampler's log-probabilities with the learner's, over the tokens that were sampled.
+    """Compare the sampler's log-probabilities with the learner's, over the sampled tokens.
 
     Returns:
-        Shape ``(3, tokens)``, float64: |learner − sampler| (nats), k3 of KL(sampler ‖ learner) (nats), both infinite
-        where they are not numbers, and 1 where the learner's own log-probability is not finite.
+        Shape ``(3, tokens)``, float64: |learner − sampler| (nats) and k3 of KL(sampler ‖ learner) (nats), both infinite
+        if they are not numbers; and 1 where the learner's own log-probability is not finite, else 0.
     """
     # In float32 the rounding error of k3 would exceed k3 itself.
     difference = learner.detach().double() - sampler.double()
@@ -50,17 +51,17 @@ def compare(learner: torch.Tensor, sampler: torch.Tensor) -> torch.Tensor:
 
 
 def agreement(compared: torch.Tensor, *, step: int, largest: Reduce, total: Reduce) -> Agreement:
-    """Sum up what ``compare`` found over tokens and ranks, which must all call it; all 0 where none has a token.
+    """Combine the results of ``compare`` over tokens and ranks, which must all call this; all 0 if there is no token.
 
     Args:
-        step: The step that the responses would be used in.
-        largest: Takes the largest of each number over the ranks; ``total`` adds them up.
+        step: The step that would use the responses.
+        largest: Takes the elementwise maximum over the ranks; ``total`` sums over them.
     """
     difference, k3, broken = compared
     tokens = difference.numel()
     worst = torch.zeros(3, dtype=torch.float64, device=compared.device)
     if tokens:
-        # An order statistic, and not an interpolation between two: infinite differences are ordered, too.
+        # An order statistic, not an interpolation between two, since infinite differences are ordered, too.
         quantile = difference.kthvalue(math.ceil(QUANTILE * tokens)).values
         worst = torch.stack([difference.max(), quantile, broken.max()])
     sums = torch.stack([difference.sum(), k3.sum(), torch.full_like(worst[0], tokens)])
@@ -73,7 +74,7 @@ def agreement(compared: torch.Tensor, *, step: int, largest: Reduce, total: Redu
 
 
 def check_finite(broken: float, *, step: int) -> None:
-    """Refuse to go on with a policy whose own log-probabilities are not finite, for which no sampler is to blame."""
+    """Refuse to continue with a policy whose own log-probabilities are not finite; no sampler is to blame for that."""
     if broken:
         raise DivergenceError(
             f"before step {step} a log-probability of the learner's own is not finite: the policy has diverged; "
@@ -82,7 +83,7 @@ def check_finite(broken: float, *, step: int) -> None:
 
 
 def check_sync(found: Agreement, config: LearnerConfig, *, step: int) -> None:
-    """Refuse to learn from responses of other weights; a figure whose tolerance is None is not judged."""
+    """Refuse to learn from responses of other weights; figures without a tolerance are not checked."""
     if exceeded(found, config):
         raise SyncError(
             f"before step {step} the sampler's log-probabilities differ from the learner's by "
@@ -91,7 +92,7 @@ def check_sync(found: Agreement, config: LearnerConfig, *, step: int) -> None:
 
 
 def _cause(found: Agreement, config: LearnerConfig) -> str:
-    """Say what is likely wrong, and what would be right where that is rounding."""
+    """Describe the likely cause, and the cure if the cause is rounding."""
     if exceeded(found, replace(config, sync=replace(TOLERANCES["bfloat16"], quantile=None))):
         return "the sampler does not hold the learner's weights"
     if config.rounding == "float32":
@@ -105,15 +106,15 @@ def _cause(found: Agreement, config: LearnerConfig) -> str:
 
 
 def exceeded(found: Agreement, config: LearnerConfig) -> list[str]:
-    """Return the tolerances that an agreement is above, by their names in the settings."""
+    """Return the names of the tolerances that an agreement exceeds."""
     figures = dict(zip(CHECKS, (found.maximum, found.mean, found.k3, found.quantile), strict=True))
     limits = {name: getattr(config.tolerances, name) for name in CHECKS}
-    # Not «above»: a NaN is no agreement.
+    # Written with «<=», since a NaN is no agreement.
     return [name for name, limit in limits.items() if limit is not None and not figures[name] <= limit]
 
 
 def described(found: Agreement, config: LearnerConfig) -> str:
-    """Return all four figures in words, each with its tolerance and whether it is above it."""
+    """Describe all four figures, each with its tolerance and whether it exceeds it."""
     above = exceeded(found, config)
 
     def limit(name: str) -> str:

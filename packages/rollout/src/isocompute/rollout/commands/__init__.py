@@ -1,1 +1,1 @@
-"""The commands of ``isocompute-rollout``: those that belong together in one module."""
+"""The commands of ``isocompute-rollout``; related commands share a module."""

@@ -98,9 +98,9 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
             assert problems is not None
             sampling = stack.enter_context(begin(arguments, problems=problems, phase=arguments.phase or "eval"))
             samples, questions = sampling.settings.samples, sampling.problems
-            # Whatever is wrong with the other run should be known before anything is sampled.
+            # Errors in the other run should show before anything is sampled.
             if theirs is not None:
-                # Nobody chose by their responses the questions that --limit leaves out.
+                # The questions that --limit leaves out were not selected by these responses.
                 without = problems.table.join(questions, on="problem_id", how="anti")
                 theirs = replace(theirs, table=theirs.table.join(without, on="problem_id", how="anti"))
                 if theirs.table.is_empty():
@@ -144,9 +144,9 @@ class Answers:
 
     Attributes:
         counts: ``problem_id``, ``successes`` and ``samples`` of the questions with enough completed responses.
-        k: Responses drawn, in order.
+        k: Numbers of responses drawn, in order.
         faults: Faults in words.
-        document: What the written document says of them.
+        document: Their part of the written document.
     """
 
     counts: pl.DataFrame
@@ -163,11 +163,12 @@ def answers_of(
     k: Sequence[int] | None = None,
     choice: Mapping[str, Any] | None = None,
 ) -> Answers:
-    """Return the counted responses of one run to the questions, chosen from a table that may hold more.
+    """Count the responses of one run to the questions, from a table that may contain more.
 
-    Responses that select never measure: those of phase ``difficulty`` say nothing of a set that they have chosen.
-    Without problems all that were answered are the questions, and without k as many are drawn as most of them have.
-    ``choice`` selects one of several runs, by the columns of ``CHOICE``; None where flags cannot.
+    Responses that select problems never measure them: those of phase ``difficulty`` do not count for a set that they
+    have selected. Without problems, the questions are all answered problems. Without k, it is the number of responses
+    that most of them have. ``choice`` selects one of several runs by the columns of ``CHOICE``; None if no flags can
+    select one.
     """
     for name in CHOICE:
         value, values = None if choice is None else choice[name], rollouts[name].unique().sort().to_list()
@@ -184,7 +185,7 @@ def answers_of(
     answered = rollouts["problem_id"].unique()
     if problems is not None:
         names = problems["problem_id"].to_list()
-        # With pass rates, or only a part of those answered, they may be what these responses have chosen.
+        # If problems have pass rates, or are only a part of those answered, these responses may have selected them.
         chosen = "pass_rate" in problems.columns or not answered.is_in(names).all()
         if chosen and rollouts["phase"][0] == "difficulty":
             raise RolloutError(

@@ -1,4 +1,4 @@
-"""The id of a run: a hash of all that its rows depend on, the same on every machine and after every kill."""
+"""The id of a run: a hash of everything its rows depend on, the same on every machine and after every kill."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from ..scoring.rules import rule
 from .settings import RunSettings
 
 WHOLE = 256 * 2**20
-"""Bytes up to which a model's file is hashed whole; of a larger one blocks are, evenly spaced."""
+"""Size (bytes) up to which a model file is hashed whole; of larger files evenly spaced blocks are hashed."""
 BLOCK, BLOCKS = 2**16, 1024
-"""Bytes of a block, and blocks of a larger file."""
+"""Bytes of a block, and number of blocks of a larger file."""
 ARITHMETIC = ("profile", "dtype", "device")
-"""Settings of an engine that change which model answers; others change how fast."""
+"""Engine settings that change which model answers; the others change only the speed."""
 LIMITS = ("seconds", "wall_factor", "memory_bytes", "partial")
-"""Settings of scoring that change which rewards come out."""
+"""Scoring settings that change rewards."""
 LIBRARIES = {"math": "math-verify", "reasoning_gym": "reasoning-gym"}
-"""Libraries whose version decides what some rules find right."""
+"""Libraries whose version decides what some rules accept."""
 PROBLEM_COLUMNS = ("problem_id", "prompt", "answer", "verifier", "metadata")
 
 
 def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prompts: str) -> dict[str, Any]:
-    """Return all that a run's rows depend on, as plain values, and nothing that changes the speed only.
+    """Return everything a run's rows depend on, as plain values, and nothing that changes only the speed.
 
-    The problems are those of the whole table: ``--shard`` and ``--limit`` choose from it, so that shards are one run
-    and a run with a higher limit continues one with a lower. ``prompts`` is the hash of their prompts as they are
-    rendered (``PromptMaker.digest``), on which versions of libraries and a tokenizer's chat template have a say.
+    The problems are those of the whole table; ``--shard`` and ``--limit`` select from it. So all shards are one run,
+    and a run with a higher limit continues one with a lower. ``prompts`` is the hash of the rendered prompts
+    (``PromptMaker.digest``), which depend on library versions and on the tokenizer's chat template.
     """
     scoring = settings.scorer.config
     verifiers = problems["verifier"].unique().to_list()
@@ -53,7 +53,7 @@ def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prom
         "engine": {name: settings.engine[name] for name in ARITHMETIC if name in settings.engine},
         "scoring": {name: getattr(scoring, name) for name in LIMITS}
         | ({"readable": scoring.readable} if scoring.readable else {}),
-        # Versions of libraries that rules use, and a hash of the code of each function of the user's own.
+        # Versions of the rules' libraries, and a hash of the code of each user function.
         "verifiers": libraries | code_of_rules(verifiers),
         "version": _version("isocompute-rollout"),
         "sampling": asdict(settings.sampling),
@@ -67,21 +67,21 @@ def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prom
 
 
 def run_id(description: Mapping[str, Any]) -> str:
-    """Return the id of a run that is ``described`` so: 16 hexadecimal digits."""
+    """Hash a description from ``described`` into a run id: 16 hexadecimal digits."""
     text = json.dumps(description, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def content_of(model: str) -> str:
-    """Return a hash of a model's files, or its commit on the hub: either may change under the same name.
+    """Return a hash of a model's files, or its commit on the hub; either may change under the same name.
 
-    Without the hub it is the commit in the local cache, and nothing where there is none.
+    Without the hub, it is the commit in the local cache, or nothing if there is none.
     """
     if Path(model).is_dir():
         return _hash_of(Path(model))
     cached: object = None
-    # The library is not installed, or this is no name that the hub could know; where there is no connection, no such
-    # model or no access, the engine says so itself, if it is needed at all.
+    # The library is not installed, or the hub cannot have this name. If there is no connection, model or access, the
+    # engine reports that itself if it is needed at all.
     with suppress(Exception):
         from huggingface_hub import HfApi, try_to_load_from_cache
 

@@ -1,4 +1,4 @@
-"""Sources and outputs of the commands: tables read from anywhere, written to files and logged to MLflow."""
+"""Inputs and outputs of the commands: tables read from any source, written to files and logged to MLflow."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ..errors import RolloutError
 from .store import Groups
 
 SOURCE = "a file, a folder, mlflow:EXPERIMENT or runs:/RUN_ID"
-"""Sources of a table, in the words of a command."""
+"""Sources of a table, as a command describes them."""
 TABLE_FILES, ROLLOUT_FILES, DOCUMENT_FILES = (".parquet", ".csv"), (".parquet",), (".json",)
-"""Suffixes of files; a .csv file cannot hold the lists of tokens."""
+"""File suffixes; a .csv file cannot hold lists of tokens."""
 BESIDES = {"rollouts_out": ROLLOUT_FILES, "pass_rates": TABLE_FILES}
-"""Flags that name further tables to write."""
+"""Flags that name additional tables to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A table that a command read from an address, and the files read; those of an MLflow source are copies."""
+    """A table that a command read from an address, and the files read; for MLflow these are copies."""
 
     address: str
     table: pl.DataFrame
@@ -44,9 +44,9 @@ class Output:
         name: Name of the table or document.
         lines: Lines printed before the summary.
         sources: Tables it was made from, by name.
-        besides: Further tables, each with its name and file.
-        store: Unfinished work that is superfluous once this is written.
-        dropped: Problems left out since they cannot be scored (``evaluation.without_unusable``); None: never any.
+        besides: Additional tables, each with its name and file.
+        store: Store of unfinished work, no longer needed once this is written.
+        dropped: Problems left out since they cannot be scored (``evaluation.without_unusable``); None: not applicable.
     """
 
     name: str
@@ -63,9 +63,9 @@ class Output:
 
 
 def read(address: str, name: str) -> Source:
-    """Read a table from wherever it is, and remember the files that it came from."""
+    """Read a table from any source, and keep track of its files."""
     if is_of_mlflow(address):
-        # Read from the very files whose hashes are logged: an experiment may gain runs in between.
+        # Read the same files whose hashes are logged: an experiment may gain runs in between.
         files = fetch(address, name)
         try:
             table = tables.concat([tables.read(path, name) for path in files], name, where=address)
@@ -88,7 +88,7 @@ def rewarded(rollouts: pl.DataFrame, **details: Any) -> Output:
 
 
 def faults(rollouts: pl.DataFrame) -> Iterator[str]:
-    """Say how many responses were cut off, failed, or broke their verifiers, and why."""
+    """Report how many responses were cut off, failed, or broke their verifiers, and why."""
     answered = rollouts.filter(pl.col("finish_reason") != "aborted")
     cut = int((answered["finish_reason"] == "length").sum())
     if cut:
@@ -116,7 +116,7 @@ def add_flags(command: argparse.ArgumentParser, *, out: str = "the .parquet or .
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse files that could not be written, and a store that does not answer, before the work and not after it."""
+    """Check before the work that files can be written and that the tracking store answers."""
     for name, allowed in {"out": getattr(arguments, "files", TABLE_FILES), **BESIDES}.items():
         path, flag = getattr(arguments, name, None), f"--{name.replace('_', '-')}"
         if path is not None and path.is_dir():
@@ -128,7 +128,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def deliver(arguments: argparse.Namespace, output: Output) -> Iterator[str]:
-    """Write an output to ``--out`` and log it to ``--log``; yields lines to print."""
+    """Write an output to ``--out`` and log it to ``--log``; yield lines to print."""
     for name, table, path in output.besides:
         tables.write(table, name, path)
     if output.table is not None:
@@ -150,7 +150,7 @@ def deliver(arguments: argparse.Namespace, output: Output) -> Iterator[str]:
     if arguments.log:
         yield f"logged as runs:/{_log(arguments, output)}"
     if output.store is not None:
-        # Not before it is logged: where that fails, the same command must not sample everything again.
+        # Only after logging: if that fails, the same command must not sample everything again.
         output.store.discard()
 
 

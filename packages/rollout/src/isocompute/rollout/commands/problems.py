@@ -1,4 +1,4 @@
-"""``problems`` and ``split``: make a problems table from its source or a set known by name, and choose from one."""
+"""``problems`` and ``split``: make a problems table from a source or a named set, and select from one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .output import SOURCE, Output, add_flags, check, deliver, read
 from .settings import add_scoring, scorer_of, yaml_mappings
 
 EXAMPLES = 3
-"""Dropped problems that are named."""
+"""Number of dropped problems to name."""
 OF_A_SET = ("folder", "revision", "train", "validation")
 
 
@@ -67,20 +67,20 @@ def add_set_flags(command: argparse.ArgumentParser) -> None:
 
 
 def load_set(arguments: argparse.Namespace) -> tuple[Loaded, dict[str, Any]]:
-    """Load the set that the flags name, and say from where."""
+    """Load the set that the flags name, and describe where it is from."""
     source = named_set(arguments.set, **{name: getattr(arguments, name, None) for name in OF_A_SET})
     return load_checked(source, scorer=scorer_of(arguments)), {"set": source.title, "source": source.name}
 
 
 def refuse_without_set(arguments: argparse.Namespace) -> None:
-    """Refuse flags of a set where none is named."""
+    """Refuse flags of a set if none is named."""
     for name in OF_A_SET:
         if arguments.set is None and getattr(arguments, name, None) is not None:
             raise RolloutError(f"--{name} needs --set NAME")
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Make the table and say how many problems it has, and which were dropped."""
+    """Make the table and report how many problems it has and which were dropped."""
     check(arguments)
     if (arguments.config is None) == (arguments.set is None):
         raise RolloutError("problems needs either a description of their source or --set NAME")
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def run_split(arguments: argparse.Namespace) -> Iterable[str]:
-    """Choose the problems and say how many there are."""
+    """Select the problems and report how many there are."""
     check(arguments)
     source = read(arguments.problems, "problems")
     if "pass_rate" not in source.table.columns:

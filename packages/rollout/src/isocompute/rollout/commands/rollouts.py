@@ -1,4 +1,4 @@
-"""``generate``, ``difficulty`` and ``score``: answer problems, measure how often they are solved, verify again."""
+"""``generate``, ``difficulty`` and ``score``: answer problems, measure their pass rates, score again."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .settings import add_sampling, add_scoring, pairs, refuse_unused, scorer_of
 
 PHASES = ("difficulty", "baseline", "eval")
 BATCH = 1024
-"""Responses that one process scores."""
+"""Responses submitted to the scorer at a time."""
 
 
 class _SandboxReport(argparse.Action):
-    """Prints which layers of the sandbox this machine has, and ends."""
+    """Prints which layers of the sandbox this machine has, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any, **__: Any) -> None:
         from ..scoring.sandbox.process import report
@@ -102,7 +102,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run_generate(arguments: argparse.Namespace) -> Iterable[str]:
-    """Make the rollouts and say how many there are and their mean reward."""
+    """Make the rollouts and report their number and mean reward."""
     place_shard(arguments, "rollouts")
     check(arguments)
     problems = read(arguments.problems, "problems")
@@ -119,7 +119,7 @@ def run_generate(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def run_difficulty(arguments: argparse.Namespace) -> Iterable[str]:
-    """Measure the problems and say their mean pass rate."""
+    """Measure the problems and report their mean pass rate."""
     if (arguments.rollouts is None) == (arguments.model is None):
         raise RolloutError("difficulty needs either rollouts to count in or --model to measure with")
     if arguments.model is None:
@@ -164,7 +164,7 @@ def run_difficulty(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def run_score(arguments: argparse.Namespace) -> Iterable[str]:
-    """Score the rollouts and say their mean reward."""
+    """Score the rollouts and report their mean reward."""
     check(arguments)
     given, questions = read(arguments.rollouts, "rollouts"), read(arguments.problems, "problems")
     rollouts, scorer = given.table, scorer_of(arguments)
@@ -203,7 +203,7 @@ def run_score(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _texts(rollouts: pl.DataFrame, arguments: argparse.Namespace) -> list[str]:
-    """Return the responses' texts: those in the table, others decoded from their tokens."""
+    """Return the responses' texts from the table, or decode them from the tokens."""
     texts: Sequence[str | None] = [None] * len(rollouts)
     if "text" in rollouts.columns:
         texts = rollouts["text"].to_list()

@@ -1,4 +1,4 @@
-"""A run that a command begins, or continues where an earlier process was killed."""
+"""A sampling run that a command starts, or resumes if an earlier process was killed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ LOGGED = ("model", "sampler", "samples", "temperature", "top_p", "max_new_tokens
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody pressed Ctrl-C; the message says how to go on."""
+    """The user pressed Ctrl-C; the message explains how to resume."""
 
 
 class ProgressLine:
-    """Says on stderr how far sampling is: one line that is rewritten on a terminal, one every ten seconds elsewhere."""
+    """Reports sampling progress on stderr: one rewritten line on a terminal, otherwise one line every ten seconds."""
 
     def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream or sys.stderr, clock
@@ -43,12 +43,12 @@ class ProgressLine:
         self._began = self._said = 0.0
 
     def start(self) -> None:
-        """Begin to measure the speed."""
+        """Start measuring the speed."""
         if not self._sampled:
             self._began = self._said = self._clock()
 
     def add(self, batch: pa.RecordBatch, *, kept: bool = False) -> None:
-        """Count a group; one that an earlier process sampled says nothing about the speed of this one."""
+        """Count a group; one that an earlier process sampled does not count for the speed."""
         self.done += 1
         self._responses += batch.num_rows
         self._aborted += pc.sum(pc.equal(batch["finish_reason"], "aborted")).as_py() or 0
@@ -63,7 +63,7 @@ class ProgressLine:
             self._say(now, end="" if self._terminal else "\n")
 
     def close(self) -> None:
-        """Say how it ended, where anything was sampled."""
+        """Print the final state, if anything was sampled."""
         if self._sampled:
             self._say(self._clock(), end="\n")
 
@@ -90,15 +90,15 @@ def _duration(seconds: float) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class SamplingRun:
-    """A run that answers problems as a sampler does, and requests nothing again that its store holds.
+    """A run that answers problems like a sampler, but does not request again what its store holds.
 
-    A group with aborted responses is requested again by the next process: the engine or the server failed, not the
+    A group with aborted responses is requested again by the next process, since the engine or server failed, not the
     policy.
 
     Attributes:
-        problems: Those of the shard, within the limit, that can be scored.
-        dropped: Those that cannot be, and are not sampled.
-        complete: The rollouts that an earlier process has written to ``--out``, where no problem lacks a response.
+        problems: The problems of the shard, within the limit, that can be scored.
+        dropped: The problems that cannot be scored and are not sampled.
+        complete: The rollouts that an earlier process has written to ``--out``, if no problem lacks a response.
         params: Settings to log.
     """
 
@@ -114,7 +114,7 @@ class SamplingRun:
     _sampler: Sampler | None = None
 
     def rollouts(self) -> pl.DataFrame:
-        """Return the run's ``rollouts`` table, sampled as far as it is not there."""
+        """Return the run's ``rollouts`` table, after sampling what is missing."""
         if self.complete is not None:
             return self.complete
         request = {"seed": self.settings.seed, "step": 0, "phase": self.phase, "run_id": self.run_id}
@@ -122,7 +122,7 @@ class SamplingRun:
             return sample_completed(self, self.problems, samples=self.settings.samples, **request)
 
     def sample(self, problems: pl.DataFrame, *, samples: int, first_sample: int = 0, **request: Any) -> pl.DataFrame:
-        """Return the ``rollouts`` table, as a sampler's ``sample`` does."""
+        """Return the ``rollouts`` table, like a sampler's ``sample``."""
         groups: dict[str, pa.RecordBatch] = {}
         for problem_id in problems["problem_id"].to_list():
             group = self.store.group(problem_id, first_sample=first_sample, samples=samples)
@@ -151,13 +151,13 @@ class SamplingRun:
         return pl.DataFrame(pl.from_arrow(table)).sort("problem_id", "sample")
 
     def close(self) -> None:
-        """Free the engine, and end the line of progress."""
+        """Free the engine, and finish the progress line."""
         self.progress.close()
         if self._sampler is not None:
             self._sampler.close()
 
     def finished(self, rollouts: pl.DataFrame) -> Groups | None:
-        """Return the store where the run has all its responses; otherwise say so, and keep its groups."""
+        """Return the store if the run has all its responses; otherwise report that and keep its groups."""
         few = len(lacking(self.problems, rollouts, self.settings.samples))
         if not few:
             return self.store
@@ -180,7 +180,8 @@ def begin(
 ) -> Iterator[SamplingRun]:
     """Prepare a run: its id, the lock on ``--out`` until the command ends, and the groups kept from an earlier process.
 
-    Where ``--out`` holds the rollouts themselves, a file there may be this run's, complete, and is ``reusable``.
+    If ``--out`` is for the rollouts themselves, an existing file may be this run's complete result, and is
+    ``reusable``.
     """
     settings, shard = settings_from(arguments), getattr(arguments, "shard", None)
     wanted = chosen(problems.table, limit=arguments.limit, shard=shard)
@@ -206,7 +207,7 @@ def begin(
     with Groups(arguments.out, description) as store:
         for name in BESIDES:
             path = getattr(arguments, name, None)
-            # A process that was killed after its last group may have written it before --out.
+            # A process killed after its last group may have written this file before --out.
             if path is not None and path.exists() and not arguments.overwrite and not len(store):
                 raise RolloutError(f"{path}: is there already; choose another file, or replace it with --overwrite")
         yield SamplingRun(
@@ -222,7 +223,7 @@ def begin(
 
 
 def place_shard(arguments: argparse.Namespace, name: str) -> None:
-    """Let ``--out`` be the shard's file in the folder of all shards, which reads as one table."""
+    """Point ``--out`` at the shard's file in the folder of all shards, which can be read as one table."""
     if arguments.shard is None:
         return
     part, parts = shard_of(arguments.shard)

@@ -1,4 +1,4 @@
-"""Flags of runs, their values, and the settings that they give: model, sampling, prompts, engine, server, scoring."""
+"""Flags of sampling runs and the settings they give: model, sampling, prompts, engine, server, scoring."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ..scoring.sandbox.process import ScoringConfig, scoring_from
 from ..scoring.scorer import Scorer, default_scorer
 
 TRANSFORMERS = ("device", "dtype", "batch_size")
-"""Settings of the engine, where it is transformers."""
+"""Engine settings for transformers."""
 NUMBERS = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "max_prompt_tokens")
 SERVER = ("base_url", "protocol", "served_model", "concurrency", "timeout")
 
 
 def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: int, shards: bool) -> None:
-    """Add the flags: ``required``, whether a model is; ``shards``, whether several runs may share a folder."""
+    """Add the flags. ``required``: whether a model is required; ``shards``: whether runs may share a folder."""
     actions: list[argparse.Action] = []
     group: Any = command
 
@@ -38,7 +38,7 @@ def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: i
         actions.append(group.add_argument(name, help=help, **options))
 
     def meaning(kind: Any, name: str) -> str:
-        """Return the first sentence that a setting's own description has."""
+        """Return the first sentence of a setting's description."""
         said = " ".join(kind.__pydantic_fields__[name].description.replace("``", "").split())
         return said[0].lower() + said[1:].partition(". ")[0].rstrip(".")
 
@@ -96,7 +96,7 @@ def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: i
 
 
 def refuse_unused(arguments: argparse.Namespace) -> None:
-    """Refuse flags of sampling that a command without a model would ignore."""
+    """Refuse sampling flags that a command without a model would ignore."""
     for action in arguments.sampling_flags:
         if getattr(arguments, action.dest) != action.default:
             raise RolloutError(f"{action.option_strings[0]} needs --model: nothing is sampled without it")
@@ -104,7 +104,7 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Settings of a run besides its problems; ``kind`` is that of the sampler."""
+    """Settings of a run except for its problems; ``kind`` is the kind of sampler."""
 
     model: str
     kind: str
@@ -133,7 +133,7 @@ class RunSettings:
             )
 
     def open(self, responses: int) -> Sampler:
-        """Open the sampler, for at most so many responses at a time."""
+        """Open the sampler, for at most ``responses`` responses at a time."""
         options: dict[str, Any] = {"prompting": self.prompting, "scorer": self.scorer}
         if self.kind == "openai":
             options |= {
@@ -148,7 +148,7 @@ class RunSettings:
 
 
 def settings_from(arguments: argparse.Namespace) -> RunSettings:
-    """Return the settings that the flags ask for."""
+    """Return the settings given by the flags."""
     engine = {} if arguments.engine_config is None else yaml_mappings(arguments.engine_config, several=False)[0]
     sampling: dict[str, Any] = {name: getattr(arguments, name) for name in (*NUMBERS, "keep_text", "stop")}
     sampling["stop_token_ids"] = arguments.stop_token_id
@@ -208,7 +208,7 @@ def pairs(given: Sequence[str], *, flag: str) -> dict[str, Any]:
 
 
 def yaml_mappings(path: Path, *, several: bool = True) -> list[dict[str, Any]]:
-    """Return the mappings of a YAML (or JSON) file that holds one, or a list of them where there may be several."""
+    """Return the mapping in a YAML (or JSON) file, or a list of them if ``several`` are allowed."""
     try:
         settings = parsed(path.read_text("utf-8"))
     except (OSError, UnicodeError) as error:
@@ -223,7 +223,7 @@ def yaml_mappings(path: Path, *, several: bool = True) -> list[dict[str, Any]]:
 
 
 def add_scoring(command: argparse.ArgumentParser) -> argparse.Action:
-    """Add the flag for the settings of scoring."""
+    """Add the flag for the scoring settings."""
     known = ", ".join(field.name for field in fields(ScoringConfig))
     return command.add_argument(
         "--scoring",
@@ -235,7 +235,7 @@ def add_scoring(command: argparse.ArgumentParser) -> argparse.Action:
 
 
 def scorer_of(arguments: argparse.Namespace) -> Scorer:
-    """Return the scorer with the settings of the flag, or that of the process without it."""
+    """Return the scorer with the flag's settings, or the process's scorer without the flag."""
     settings = scoring_from(pairs(arguments.scoring, flag="--scoring"))
     return Scorer(settings) if arguments.scoring else default_scorer()
 
@@ -249,9 +249,9 @@ def shard_of(text: str) -> tuple[int, int]:
 
 
 def chosen(problems: pl.DataFrame, *, limit: int | None, shard: str | None) -> pl.DataFrame:
-    """Return the problems of a shard, of the first so many by ``problem_id``.
+    """Return the problems of a shard, among the first ``limit`` by ``problem_id``.
 
-    Which shard a problem belongs to depends on its id alone. The shards of a limited run partition its problems.
+    A problem's shard depends on its id alone. The shards of a limited run partition its problems.
     """
     if limit is not None and limit < 1:
         raise RolloutError(f"--limit is {limit}; it must be at least 1")

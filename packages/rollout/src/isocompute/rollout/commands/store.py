@@ -1,4 +1,4 @@
-"""What a command that samples has finished so far: its settings and its groups, in one SQLite file beside ``OUT``."""
+"""Finished work of a sampling command: its settings and groups, in one SQLite file beside ``OUT``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ CREATE TABLE IF NOT EXISTS groups (
 
 
 class Groups(Store):
-    """The groups of one run that is to become the file ``OUT``, in ``OUT.partial``.
+    """The finished groups of a run with output file ``OUT``, in ``OUT.partial``.
 
-    A group is all responses of one call to one problem, as an Arrow IPC stream. Closed without one, it leaves no file.
-    One with other settings, which are all that the run's rows depend on, is refused.
+    A group is all responses of one call to one problem, as an Arrow IPC stream. If closed without a group, it leaves no
+    file. It refuses a file with other settings, which cover everything that the run's rows depend on.
     """
 
     def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ class Groups(Store):
         return int(self.run("SELECT count(*) FROM groups")[0][0])
 
     def group(self, problem_id: str, *, first_sample: int, samples: int) -> pa.RecordBatch | None:
-        """Return the rows of a finished group, by sample, or None where there is none of so many responses."""
+        """Return the rows of a finished group, by sample, or None if there is none with ``samples`` responses."""
         query = "SELECT rows, checksum FROM groups WHERE problem_id = ? AND first_sample = ? AND samples = ?"
         for rows, checksum in self.run(query, problem_id, first_sample, samples):
             if zlib.crc32(rows) != checksum:
@@ -52,7 +52,7 @@ class Groups(Store):
         return None
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Keep a finished group."""
+        """Save a finished group."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as stream:
             stream.write_batch(batch)
@@ -61,12 +61,12 @@ class Groups(Store):
         self.run("INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?, ?)", *key, rows, zlib.crc32(rows))
 
     def discard(self) -> None:
-        """Remove the file, once its groups are written elsewhere."""
+        """Remove the file once its groups are written elsewhere."""
         self.run("DELETE FROM groups")
         self.close()
 
     def close(self) -> None:
-        """Let another process continue the run."""
+        """Close the file, so that another process can continue the run."""
         empty = False
         # Damaged, or closed already.
         with contextlib.suppress(RolloutError):
@@ -76,7 +76,7 @@ class Groups(Store):
             self.path.unlink(missing_ok=True)
 
     def _agree(self, settings: Mapping[str, Any]) -> None:
-        """Write the settings down, or refuse those that differ from what is written."""
+        """Save the settings, or refuse them if they differ from the saved ones."""
         found = self.run("SELECT text FROM settings")
         if not found:
             self.run("INSERT INTO settings VALUES (?)", json.dumps(settings, sort_keys=True))

@@ -1,4 +1,4 @@
-"""The ``problems`` table of a source, with every reference answer scored by the rule that will score responses."""
+"""Makes the ``problems`` table of a source; every reference answer is scored by the rule that will score responses."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from .named import SetSource
 from .sources import Candidate, HubSource, ReasoningGymSource, Source, normalised, problem_id
 
 LARGEST_DROPPED_SHARE = 0.01
-"""Share of the problems examined whose own answer may fail before the source is refused."""
+"""Largest share of examined problems whose own answer may fail before the source is refused."""
 LARGEST_DROPPED_SHARE_OF_A_SET = 0.05
-"""The same for a set that is taken whole, whose problems nothing replaces."""
+"""The same for a set that is used whole, where no problem replaces another."""
 DRAWS_PER_PROBLEM = 400
-"""Candidates generated per problem asked for before the source counts as exhausted."""
+"""Candidates generated per requested problem before the source counts as exhausted."""
 EXAMPLES: Mapping[str, str] = {"graph_color": "possible_answer", "rubiks_cube": "example_correct_answer"}
-"""Keys of the metadata in which tasks with many right answers keep one of them."""
+"""Metadata keys under which tasks with many right answers keep one of them."""
 PROGRAMS = frozenset({"codeio"})
-"""Tasks whose generator executes programs, which it does in the sandbox."""
+"""Tasks whose generator executes programs; it runs in the sandbox."""
 UNSOLVED: Mapping[str, str] = {"intermediate_integration": "Integral"}
-"""Texts that show that a generator found no answer: a response that repeats the question would be right, too."""
+"""Texts that show that a generator found no answer; a response that repeats the question would then be right."""
 BARE = "chain_sum"
-"""The task whose prompt is its bare expression, such as ``3+2-4=``, with the digits that the source allows."""
+"""The task whose prompt is only its expression, such as ``3+2-4=``, with the digits that the source allows."""
 CHUNK = 8
-"""Problems generated in the sandbox at a time."""
+"""Problems generated per call in the sandbox."""
 COLUMNS = dict.fromkeys(("problem_id", "prompt", "answer", "verifier", "source", "split", "metadata"), pl.String)
 
 
@@ -53,20 +53,20 @@ class Loaded:
 
 
 def load_problems(source: Source, *, scorer: Scorer | None = None) -> pl.DataFrame:
-    """Make the ``problems`` table, as ``load_checked`` does, and leave out what was dropped."""
+    """Make the ``problems`` table like ``load_checked``, without the list of dropped problems."""
     return load_checked(source, scorer=scorer).problems
 
 
 def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
-    """Make the ``problems`` table: distinct prompts, the training side and the validation side disjoint.
+    """Make the ``problems`` table: prompts are distinct, and training and validation side are disjoint.
 
-    Two prompts are the same problem when they agree up to case and white space. A problem whose own answer, written
-    as a response, does not score 1 is dropped, and the next candidate takes its place; a function of the user's own is
-    not asked, since it may expect more than the bare answer.
+    Two prompts are the same problem if they agree up to case and white space. A problem whose own answer, written as a
+    response, does not score 1 is dropped, and the next candidate takes its place. User functions are not called for
+    this, since they may expect more than the bare answer.
 
     Raises:
-        RolloutError: The source cannot be read, has too few distinct problems, or more than 1 % of the problems
-            examined are dropped, or the verifier is unknown or refused.
+        RolloutError: The source cannot be read or has too few distinct problems, more than 1 % of the examined problems
+            are dropped, or the verifier is unknown or refused.
     """
     whole, key = (source.whole, source.key) if isinstance(source, SetSource) else (False, source.name)
     needed = source.train + source.validation
@@ -80,9 +80,9 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
         problem = {"problem_id": problem_id(key, candidate.prompt), **asdict(candidate)}
         if reason := _fault(candidate, scorer):
             dropped.append({**problem, "reason": reason})
-            # A problem that has no answer says nothing of the rule.
+            # A problem without an answer says nothing about the rule.
             wrong = [each for each in dropped if each["reason"] != rows.MISSING]
-            # As soon as the share cannot come down to what is allowed.
+            # Stop as soon as the share cannot fall to the limit any more.
             if not whole and len(wrong) > LARGEST_DROPPED_SHARE * (needed + len(wrong)):
                 raise RolloutError(
                     f"{source.name} is refused: {len(wrong)} of the first {len(kept) + len(wrong)} problems examined "
@@ -109,7 +109,7 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
 
 
 def joined(parts: Sequence[Loaded]) -> Loaded:
-    """Join the problems of several sources, each once: one that is on both sides stays on the validation side."""
+    """Join the problems of several sources, each once: a problem on both sides stays on the validation side."""
     problems = pl.concat([part.problems for part in parts], how="diagonal_relaxed")
     problems = problems.sort("split", "problem_id", descending=[True, False])
     first = pl.Series([normalised(prompt) for prompt in problems["prompt"]], dtype=pl.String).is_first_distinct()
@@ -120,7 +120,7 @@ def joined(parts: Sequence[Loaded]) -> Loaded:
 
 
 def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candidate]:
-    """Yield the problems of a source one after another; they may repeat. Generators execute programs in the sandbox."""
+    """Yield the problems of a source, possibly with repeats. Generators that execute programs run in the sandbox."""
     if isinstance(source, ReasoningGymSource):
         return _generated(source, scorer)
     found = rows.of_hub(source) if isinstance(source, HubSource) else rows.of_file(source)
@@ -128,10 +128,10 @@ def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candida
 
 
 def _generated(source: ReasoningGymSource, scorer: Scorer | None) -> Iterator[Candidate]:
-    """Yield each problem of reasoning-gym's generator.
+    """Yield the problems of a reasoning-gym generator.
 
-    Its prompt is its question, and its settings, question and metadata are kept for the scorer; that of ``BARE`` needs
-    only the answer.
+    The prompt is the question; the settings, question and metadata are kept for the scorer. For ``BARE`` the answer
+    suffices.
     """
     reasoning_gym = library("reasoning_gym", extra="reasoning-gym")
     draws = DRAWS_PER_PROBLEM * (source.train + source.validation)
@@ -154,7 +154,7 @@ def _generated(source: ReasoningGymSource, scorer: Scorer | None) -> Iterator[Ca
 
 
 def _answer(task: str, entry: Mapping[str, Any]) -> str:
-    """Return the reference answer, or an example of one where many are right; an empty text where there is none."""
+    """Return the reference answer, an example of one if many are right, or an empty text if there is none."""
     if entry["answer"] is not None:
         return str(entry["answer"])
     example = entry["metadata"].get(EXAMPLES.get(task, ""), "")
@@ -162,10 +162,10 @@ def _answer(task: str, entry: Mapping[str, Any]) -> str:
 
 
 def _sandboxed(source: ReasoningGymSource, draws: int, scorer: Scorer | None) -> Iterator[Mapping[str, Any]]:
-    """Generate problems whose generator executes programs, without those whose program fails.
+    """Generate problems with a generator that executes programs, and leave out those whose program fails.
 
-    A program may depend on the date, on the order of a set or on a random number: it runs twice, and must give the same
-    result.
+    A program may depend on the date, on the order of a set or on random numbers, so it runs twice and must give the
+    same result.
     """
     scorer = scorer or default_scorer()
     scorer.check([source.name])
@@ -181,11 +181,11 @@ def _sandboxed(source: ReasoningGymSource, draws: int, scorer: Scorer | None) ->
 
 
 def _fault(candidate: Candidate, scorer: Scorer | None) -> str:
-    """Return why a problem cannot be used; an empty text when its own answer scores 1, or cannot be written down."""
+    """Return why a problem cannot be used, or an empty text if its own answer scores 1 or cannot be written down."""
     if candidate.fault:
         return candidate.fault
     if rule(candidate.verifier).base == "runs":
-        # The answer is tests, and no program that passes them.
+        # The answer consists of tests, not of a program that passes them.
         try:
             tests_of(candidate.answer)
         except ProblemError as error:
@@ -201,7 +201,8 @@ def _fault(candidate: Candidate, scorer: Scorer | None) -> str:
         right, reason = False, str(error)
     if answer.strip():
         return "" if right else reason
-    # The right answer of a task may be empty; in a file it is missing, and an empty response would be right.
+    # A task's right answer may be empty; in a file, an empty answer is a missing one, and an empty response would be
+    # right.
     return "" if right and candidate.verifier.startswith("reasoning_gym:") else "it has no reference answer"
 
 

@@ -1,4 +1,4 @@
-"""Problem sets of the field by name: which dataset, which commit, which columns, which rule."""
+"""Well-known problem sets by name: dataset, commit, columns and rule."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .sources import HubSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetSource(HubSource):
-    """A dataset behind a name.
+    """A named set.
 
     Attributes:
-        origin: Name of its dataset on the hub, whose copy a folder is.
-        answer_after: The answer is what follows this text in its column, as in GSM8K's worked solutions; empty takes
-            all of it.
+        origin: Name of the dataset on the hub, also if a folder holds a copy.
+        answer_after: The answer follows this text in its column, as in GSM8K's worked solutions; empty: the whole
+            column.
         answer_without: Characters removed from the answer, such as thousands separators.
-        whole: Whether every problem is taken, all of them for validation, whatever ``train`` and ``validation`` say.
+        whole: Whether all problems are used, all for validation, regardless of ``train`` and ``validation``.
     """
 
     title: str
@@ -33,16 +33,16 @@ class SetSource(HubSource):
 
     @property
     def name(self) -> str:
-        """Name of the source in the table; a copy has the name of its dataset, not of its folder."""
+        """Name of the source in the table; for a copy, the name of its dataset and not of its folder."""
         return f"hub:{self.origin}@copy" if self.origin else f"hub:{self.dataset}@{self.revision}"
 
     @property
     def key(self) -> str:
-        """The dataset, from the hub or a copy, at any revision: ids of problems depend on it."""
+        """The dataset, from the hub or a copy, at any revision; problem ids depend on it."""
         return f"hub:{self.origin or self.dataset}"
 
     def answer_in(self, text: str) -> str:
-        """Return the reference answer in its column; an empty text without the mark before it."""
+        """Return the reference answer from its column, or an empty text if the mark before it is missing."""
         if self.answer_after:
             text = text.rpartition(self.answer_after)[2] if self.answer_after in text else ""
         return text.translate(dict.fromkeys(map(ord, self.answer_without))).strip()
@@ -92,7 +92,7 @@ _SETS = (
     ),
 )
 NAMED: Mapping[str, SetSource] = {source.title: source for source in _SETS}
-"""The sets: evaluation sets whole, training sets by ``train`` and ``validation``."""
+"""The sets: evaluation sets are whole, training sets use ``train`` and ``validation``."""
 
 
 def named_set(
@@ -103,13 +103,13 @@ def named_set(
     train: int | None = None,
     validation: int | None = None,
 ) -> SetSource:
-    """Return the source of a set.
+    """Return the source of a named set.
 
     Args:
         name: Its name in ``NAMED``, in upper or lower case.
-        folder: A copy of its dataset, with the same files in it, instead of the hub.
-        revision: Another commit, branch or tag of it; a branch or tag is replaced by its commit now.
-        train: Training problems, of a training set; so are those of ``validation``.
+        folder: A copy of its dataset with the same files, instead of the hub.
+        revision: Another commit, branch or tag of the dataset; a branch or tag is resolved to its current commit.
+        train: Number of training problems, for a training set; likewise ``validation``.
     """
     source = {title.lower(): source for title, source in NAMED.items()}.get(name.lower())
     if source is None:

@@ -1,4 +1,4 @@
-"""Rows of a dataset or of the user's own file, read as problems: prompts that may be chats, and answers of any type."""
+"""Reads rows of a dataset or a user's file as problems: prompts that may be chats, and answers of any type."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ ROLES: Mapping[str, str] = {
     **dict.fromkeys(("tool", "function", "observation"), "tool"),
 }
 """Roles of messages, and what they mean."""
+EXAMPLE = '{"prompt": "1+1=", "answer": "2"}'
 KEYS = (("role", "content"), ("from", "value"))
-"""Keys of a message for its role and its text: those of chat templates, and ShareGPT's."""
+"""Keys of a message's role and text: those of chat templates, and ShareGPT's."""
 MORE = ("tool_calls", "function_call", "image", "images", "audio", "audios", "video", "videos")
-"""Keys of a message that say more than its text."""
+"""Keys of a message with content besides its text."""
 TEXT_PARTS = ("text", "input_text")
 SHOWN = 6
-"""Roles that a message names."""
+"""Most roles that an error message names."""
 
 
 def of_file(source: LocalSource) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -53,7 +54,7 @@ def of_file(source: LocalSource) -> Iterator[tuple[int, dict[str, Any]]]:
         used = used_columns(source, frame.columns, where=str(path))
         rows = frame.select(used).to_dicts()
     order = pl.int_range(len(rows), eager=True).sample(fraction=1.0, shuffle=True, seed=source.seed)
-    # A row of JSON without a column has nothing in it.
+    # A JSON row without a column has null there.
     yield from ((number + 1, dict.fromkeys(used) | rows[number]) for number in order.to_list())
 
 
@@ -69,7 +70,7 @@ def of_hub(source: HubSource) -> Iterator[tuple[int, dict[str, Any]]]:
         data: Any = datasets.load_dataset(
             source.dataset,
             revision=None if local else source.revision,
-            # By the split's name: a file that is given alone would become the split train.
+            # By the split's name, since a file given alone would become the split train.
             data_files={source.split: source.files} if source.files else None,
             split=source.split,
         )
@@ -85,12 +86,14 @@ def of_hub(source: HubSource) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def used_columns(source: HubSource | LocalSource, columns: Sequence[str], *, where: str) -> list[str]:
-    """Return the columns that problems are made of; others may hold what cannot be read here, such as images."""
+    """Return the columns that problems use; others may hold types that cannot be read here, such as images."""
     used = []
     for path in filter(None, (source.prompt, source.answer, source.metadata)):
         column = path if path in columns else path.partition(".")[0]
         if column not in columns:
-            raise RolloutError(f"{where}: there is no column {path} (it has {', '.join(columns)})")
+            raise RolloutError(
+                f"{where}: there is no column {path} (it has {', '.join(columns) or f'no row, such as {EXAMPLE}'})"
+            )
         used.append(column)
     return list(dict.fromkeys(used))
 
@@ -108,9 +111,7 @@ def lines_of(path: Path) -> list[tuple[int, dict[str, Any]]]:
                     if not isinstance(row, dict):
                         raise DocumentError("no JSON object")
                 except DocumentError as error:
-                    raise RolloutError(
-                        f'{path}: line {number}: {error}; each line must be like {{"prompt": "1+1=", "answer": "2"}}'
-                    ) from None
+                    raise RolloutError(f"{path}: line {number}: {error}; each line must be like {EXAMPLE}") from None
                 rows.append((number, row))
     except (UnicodeDecodeError, OSError) as error:
         raise RolloutError(f"{path}: not readable as jsonl ({reason_of(error)})") from None
@@ -118,7 +119,7 @@ def lines_of(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def candidate(row: Mapping[str, Any], source: HubSource | LocalSource, *, where: str) -> Candidate:
-    """Return the problem in a row, with a ``fault`` where its answer is none."""
+    """Return the problem of a row, with a ``fault`` if its answer is unusable."""
     prompt = prompt_text(reach(row, source.prompt, where), where=where)
     answer, fault = answer_text(reach(row, source.answer, where), source.verifier)
     if isinstance(source, SetSource):
@@ -134,7 +135,7 @@ def candidate(row: Mapping[str, Any], source: HubSource | LocalSource, *, where:
 
 
 def reach(row: Mapping[str, Any], column: str, where: str) -> Any:
-    """Return what a column, or a path into nested ones, holds in a row; None also where what should hold it is null."""
+    """Return the value of a column, or of a path into nested ones; None also if a parent is null."""
     if column in row:
         return row[column]
     value: Any = row
@@ -148,7 +149,7 @@ def reach(row: Mapping[str, Any], column: str, where: str) -> Any:
 
 
 def prompt_text(value: Any, *, where: str) -> str:
-    """Return the text of a prompt: the value itself, or of chat messages a system message and the user's after it."""
+    """Return a prompt as text: the value itself, or the system and user message of a chat."""
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list):
@@ -197,10 +198,10 @@ def _part(part: Any, where: str) -> str:
 
 
 def answer_text(value: Any, verifier: str) -> tuple[str, str]:
-    """Return the text of a reference answer, and why it is none that a rule can take.
+    """Return the text of a reference answer, and why a rule cannot use it.
 
-    A list or a struct is given as JSON to a rule that reads it: ``runs``, or one of the user's own. To others a list of
-    one value is that value.
+    Rules that read JSON (``runs`` and user functions) get a list or a struct as JSON. For other rules a list of one
+    value is that value.
     """
     if _missing(value):
         return "", MISSING
@@ -216,7 +217,7 @@ def answer_text(value: Any, verifier: str) -> tuple[str, str]:
 
 
 MISSING = "it has no answer (null)"
-"""Fault of a problem that nobody has answered: it says nothing of the rule that scores the others."""
+"""Fault of a problem without an answer; it says nothing about the rule that scores the others."""
 
 
 def _reads_json(verifier: str) -> bool:
@@ -229,7 +230,7 @@ def _missing(value: Any) -> bool:
 
 
 def _scalar(value: Any) -> str | None:
-    """Return the text of a single value; None of anything else, whose text would be Python's."""
+    """Return a single value as text; None for anything else, whose text would be Python's."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Problem sources as configuration, and a problem on its way into a table."""
+"""Settings of problem sources, and candidate problems."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..scoring.rules import check_task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A problem before it has a place in a table.
+    """A problem that is not yet in a table.
 
     Attributes:
-        metadata: Text for its rule (``scoring.rules.encode_metadata``), or nothing.
-        fault: Why it cannot be a problem, as read; empty where it may be one.
+        metadata: Text for its rule (``scoring.rules.encode_metadata``), or empty.
+        fault: Why it cannot be used, as read; empty if it may be.
     """
 
     prompt: str
@@ -29,21 +29,21 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """The prompt up to case and white space, which two prompts of one problem share."""
+        """The prompt up to case and white space; it identifies the problem."""
         return normalised(self.prompt)
 
 
 def problem_id(source: str, prompt: str) -> str:
-    """Return the hash of a problem, 16 digits: of its source and its prompt up to case and white space.
+    """Return a problem's id: 16 digits of a hash of its source and its prompt up to case and white space.
 
-    The source of a set known by name is that of its dataset without the revision.
+    For a named set, the source is its dataset without the revision.
     """
     key = f"{source}\n{normalised(prompt)}".encode()
     return blake2b(key, digest_size=8).hexdigest()
 
 
 def normalised(prompt: str) -> str:
-    """Return a prompt up to case and white space."""
+    """Normalise a prompt's case and white space."""
     return " ".join(prompt.lower().split())
 
 
@@ -119,7 +119,7 @@ class LocalSource:
     """The user's own JSONL or Parquet file."""
 
     kind: Literal["file"] = "file"
-    """A file of one's own."""
+    """A user's own file."""
     path: str
     """The file."""
     prompt: str = "prompt"
@@ -152,7 +152,7 @@ def _check_counts(source: ReasoningGymSource | HubSource | LocalSource) -> None:
 
 
 Source = ReasoningGymSource | HubSource | LocalSource
-"""Any of the three."""
+"""Any of the three kinds of source."""
 KINDS: dict[str, type[Source]] = {"reasoning_gym": ReasoningGymSource, "hub": HubSource, "file": LocalSource}
 
 

@@ -1,4 +1,4 @@
-"""Ray: the cluster that samplers are in, and what their actors must be told of this process."""
+"""Connects to Ray for the samplers, and prepares what their actors need from this process."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .weights import BUCKET_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verifiers:
-    """The user's own verifiers (``registered``), for another process, and the folders that they are imported from."""
+    """The user's verifiers (``registered``) for another process, and the folders to import them from."""
 
     rules: Mapping[str, str]
     path: tuple[str, ...]
 
     @classmethod
     def here(cls) -> Verifiers:
-        """Those of this process."""
+        """The verifiers of this process."""
         return cls(rules=registered(), path=tuple(folder or str(Path.cwd()) for folder in (*sys.path, "")))
 
     def adopt(self) -> None:
-        """Make them known in this process."""
+        """Register the verifiers in this process."""
         sys.path.extend(folder for folder in self.path if folder not in sys.path)
         for name, reference in self.rules.items():
             register(name, reference)
@@ -44,7 +44,7 @@ def connected_ray() -> Any:
             try:
                 ray.init(**quiet, **({} if os.environ.get("RAY_ADDRESS") else new_cluster))
             except ValueError:
-                # On a node of a cluster Ray joins that by itself, and takes no sizes.
+                # On a node of a cluster Ray joins that cluster by itself, and accepts no sizes.
                 ray.init(**quiet)
         except Exception as error:
             raise RolloutError(f"Ray cannot be started or joined ({error})") from None
@@ -52,6 +52,6 @@ def connected_ray() -> Any:
 
 
 def resources(ray: Any) -> str:
-    """Return a cluster's resources in words, for an error."""
+    """Describe a cluster's resources, for an error message."""
     cluster = ray.cluster_resources()
     return f"{cluster.get('CPU', 0):g} CPUs and {cluster.get('GPU', 0):g} GPUs"

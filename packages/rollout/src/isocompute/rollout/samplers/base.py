@@ -1,7 +1,7 @@
-"""The interface of samplers, the columns of their tables, and the problems that they cannot score.
+"""The interface of samplers, the columns of their tables, and problems whose responses cannot be scored.
 
-Every sampler counts the versions of its weights and samples from whole weights only. A group that is complete becomes
-one Arrow batch.
+Every sampler counts the versions of its weights and samples only from complete weights. A finished group becomes one
+Arrow batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Group:
 
 
 class Columns:
-    """The columns of a sampler's batches, some of which are optional; no Python object is made per token."""
+    """The columns of a sampler's batches, some of them optional; no Python object is made per token."""
 
     def __init__(
         self, *, keep_text: bool = False, sampled: bool = False, retokenized: bool = False, versions: bool = False
@@ -71,7 +71,7 @@ class Columns:
         self.schema = pa.schema([(name, kind) for name, kind in types.items() if optional.get(name, True)])
 
     def batch(self, group: Group, verdicts: Sequence[Verdict], *, draw: Draw, version: int) -> pa.RecordBatch:
-        """Return the rows of one group; ``version`` is that of responses that do not say it themselves."""
+        """Return the rows of one group; ``version`` applies to responses that do not report their own."""
         responses, rows = group.responses, len(group.responses)
         spans = [r.versions or ((0, version),) for r in responses]
         values: dict[str, Any] = {
@@ -99,14 +99,14 @@ class Columns:
 
 
 class Faults:
-    """Problems whose responses could not be scored, which was found when these were paid for."""
+    """Problems whose responses turned out not to be scorable after they were paid for."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
         self._scored = False
 
     def lost(self, group: Group, error: ProblemError) -> Group:
-        """Note a problem; return its group with responses that count as aborted, tokens included."""
+        """Record a problem; return its group with all responses marked as aborted, tokens included."""
         if group.problem_id not in self._reasons:
             logger.warning("problem %s cannot be scored: %s", group.problem_id, error)
         self._reasons[group.problem_id] = str(error)
@@ -118,20 +118,20 @@ class Faults:
         return replace(group, responses=responses)
 
     def hand_over(self) -> tuple[dict[str, str], bool]:
-        """Forget what was noted, and return it for another process: reasons by problem, and whether any was scored."""
+        """Clear the record and return it for another process: reasons by problem, and whether any was scored."""
         noted = self._reasons, self._scored
         self._reasons, self._scored = {}, False
         return noted
 
     def add(self, reasons: Mapping[str, str], *, scored: bool) -> None:
-        """Take what was noted, as in another process (``hand_over``)."""
+        """Add a record, for example from another process (``hand_over``)."""
         self._reasons |= reasons
         self._scored |= scored
 
     def check(self) -> None:
-        """Refuse to go on where nothing could be scored so far.
+        """Refuse to continue if nothing could be scored so far.
 
-        Not in the call that finds it: its responses were paid for, and must reach whoever counts them.
+        This is not called in the call that finds it out: its responses were paid for and must reach the accounting.
         """
         if self._reasons and not self._scored:
             problem_id, reason = next(iter(self._reasons.items()))
@@ -142,23 +142,23 @@ class Faults:
 
 
 class Feed:
-    """Problems for a sampler to answer; more may be added while it does."""
+    """Problems for a sampler to answer; more may be added meanwhile."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[pl.DataFrame, Draw]] = []
         self.unfinished = 0
-        """Responses to them that are not finished."""
+        """Responses to these problems that are not finished."""
         self.trains = False
 
     def add(self, problems: pl.DataFrame, draw: Draw) -> None:
-        """Add rows of the ``problems`` table, and how they are to be answered."""
+        """Add rows of the ``problems`` table, and how to answer them."""
         if len(problems):
             self._waiting.append((problems, draw))
             self.unfinished += len(problems) * draw.samples
             self.trains |= draw.phase == "train"
 
     def take(self) -> list[tuple[pl.DataFrame, Draw]]:
-        """Return what was added and not taken so far."""
+        """Return what was added since the last call."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
@@ -167,22 +167,23 @@ class Feed:
 
 
 class Sampler:
-    """A policy that answers problems, and whose weights a learner may replace.
+    """A policy that answers problems, with weights that a learner may replace.
 
-    A subclass says how problems are answered (``_batches``, or ``_answers`` where it takes more meanwhile), which
+    A subclass defines how problems are answered (``_batches``, or ``_answers`` if it accepts more meanwhile), which
     tensors its model has (``manifest``) and how weights reach its engine (``_load``).
 
     Attributes:
-        weights_version: Policy version: that of the weights that sample; 0 is the model's own.
-        plan: What the engine needs of its device's memory, as a table to be read; empty where that is not known.
-        dtype: Type of the weights that sample, such as ``bfloat16``; None where that is not known, as of a server.
+        weights_version: Policy version of the current weights; 0 is the model's own.
+        plan: The engine's need of device memory, as a readable table; empty if not known.
+        dtype: Type of the current weights, such as ``bfloat16``; None if not known, as for a server.
         faults: Problems that could not be scored so far.
-        retokenizes: Whether responses may come as text that is tokenized here; the table then says which did.
-        sleeps: Whether it leaves its device to others after each training batch, until it is used again.
-        holds: Most unfinished responses that it has a use for at a time: more would only wait in it.
-        workers: Processes that share the model.
-        device: What the model is on, or the first of several, by torch's name.
-        in_flight: Whether weights may change while a stream is open; its table then says which have drawn a token.
+        retokenizes: Whether responses may come as text that is tokenized here; the table then shows which did.
+        sleeps: Whether it frees its device after each training batch, until it is used again.
+        holds: Most unfinished responses that it can use at a time; more would only wait in it.
+        workers: Number of processes that share the model.
+        device: Device of the model, or the first of several, by torch's name.
+        in_flight: Whether weights may change while a stream is open; its table then shows which ones sampled each
+            token.
     """
 
     plan = ""
@@ -217,20 +218,20 @@ class Sampler:
 
         Args:
             problems: A ``problems`` table.
-            seed: The run's seed; every response's own is derived from it (``sampling.response_seed``).
-            step: Update step the responses are for (cumulative rollouts for phase ``eval``).
-            phase: What they are for: ``train``, ``eval``, ``difficulty``, ``baseline`` or ``canary``.
-            first_sample: Index of a problem's first response; above 0 where earlier attempts have failed.
-            max_new_tokens: Longest response (tokens), if it is to be shorter than the sampler's, as for a probe; then
-                none is interrupted.
+            seed: The run's seed; each response's seed is derived from it (``sampling.response_seed``).
+            step: Update step that the responses are for (cumulative rollouts for phase ``eval``).
+            phase: Purpose of the responses: ``train``, ``eval``, ``difficulty``, ``baseline`` or ``canary``.
+            first_sample: Index of a problem's first response; above 0 if earlier attempts have failed.
+            max_new_tokens: Longest response (tokens), if shorter than the sampler's, as for a probe; no response is
+                then interrupted.
 
         Returns:
-            The ``rollouts`` table by problem and sample. ``response_ids`` holds the end-of-sequence token where it was
-            sampled, since stopping is learnt too.
+            The ``rollouts`` table by problem and sample. ``response_ids`` includes a sampled end-of-sequence token,
+            since stopping is learnt, too.
 
         Raises:
-            RolloutError: A prompt is longer than ``max_prompt_tokens``, a verifier is unknown or refused, the
-                latest sync failed, or the engine does not answer.
+            RolloutError: A prompt is longer than ``max_prompt_tokens``, a verifier is unknown or refused, the latest
+                sync failed, or the engine does not answer.
         """
         draw: dict[str, Any] = {"seed": seed, "step": step, "phase": phase, "run_id": run_id}
         draw |= {"first_sample": first_sample, "max_new_tokens": max_new_tokens}
@@ -239,9 +240,9 @@ class Sampler:
         return pl.DataFrame(table).sort("problem_id", "sample")
 
     def stream(self, problems: pl.DataFrame, **request: Any) -> Iterator[pa.RecordBatch]:
-        """Answer problems as ``sample`` does, and yield the rows of each as soon as they are complete and scored.
+        """Answer problems like ``sample``, and yield the rows of each problem once they are complete and scored.
 
-        Closing the iterator ends what is unfinished.
+        Closing the iterator aborts unfinished responses.
         """
         feed = Feed()
         feed.add(problems.sort("problem_id"), Draw(**request))
@@ -249,9 +250,10 @@ class Sampler:
             yield from (batch for batch in answered if batch is not None)
 
     def answer(self, feed: Feed) -> Generator[pa.RecordBatch | None]:
-        """Answer the problems of a feed as ``stream`` does, in the order in which they were added.
+        """Answer the problems of a feed like ``stream``, in the order in which they were added.
 
-        More may be added whenever this yields, for which it yields None between steps where no group has finished.
+        More may be added whenever this yields; for this purpose it yields None after steps in which no group has
+        finished.
         """
         self.check_whole()
         self._streams += 1
@@ -264,14 +266,14 @@ class Sampler:
             self.sleep()
 
     def check_whole(self) -> None:
-        """Refuse to sample from weights of which a sync has left only a part."""
+        """Refuse to sample from weights that a failed sync has left incomplete."""
         if not self._whole:
             raise RolloutError(
                 "the last sync failed, so the engine's weights may be incomplete; sync again before sampling"
             )
 
     def columns(self, *, versions: bool = False) -> Columns:
-        """Return the columns of tables."""
+        """Return the columns of this sampler's tables."""
         return Columns(
             keep_text=self.sampling.keep_text,
             sampled=self.sampling.interruption is not None,
@@ -280,7 +282,7 @@ class Sampler:
         )
 
     def use(self, sampling: Sampling) -> None:
-        """Sample differently from now on, with the same engine and weights.
+        """Change the sampling settings, with the same engine and weights.
 
         Raises:
             RolloutError: Prompts or responses may be longer than those the sampler was opened for.
@@ -295,15 +297,15 @@ class Sampler:
         self.sampling = sampling
 
     def sync(self, weights: Any, version: int, *, in_flight: bool = False) -> None:
-        """Take over weights, a mapping or pairs of Hugging Face names and tensors; they are stamped with ``version``.
+        """Load weights, a mapping or pairs of Hugging Face names and tensors, and set their version to ``version``.
 
         Args:
-            in_flight: Whether streams may be open; their responses go on with these weights and the KV cache that
-                those before have made.
+            in_flight: Whether streams may be open; their responses continue with the new weights and the KV cache of
+                the old ones.
 
         Raises:
-            RolloutError: A stream is open; or a tensor is missing, unknown or of another shape, two tied ones differ,
-                or the engine did not take them over, after which nothing is sampled until a sync succeeds.
+            RolloutError: A stream is open; a tensor is missing, unknown or of another shape; two tied ones differ; or
+                the engine did not load them, and nothing is sampled until a sync succeeds.
         """
         wanted = self.manifest
         self.begin_sync(in_flight=in_flight)
@@ -312,29 +314,29 @@ class Sampler:
         self.end_sync(version)
 
     def begin_sync(self, *, in_flight: bool = False) -> None:
-        """Begin to take weights over in parts; nothing is sampled until ``end_sync``."""
+        """Begin to load weights in parts; nothing is sampled until ``end_sync``."""
         self._tear(in_flight=in_flight)
         with loading():
             self._begin_load()
 
     def take(self, payload: Payload) -> None:
-        """Take over one bucket of the weights, after ``begin_sync``; whoever calls has compared names and shapes."""
+        """Load one bucket of the weights, after ``begin_sync``; the caller has compared names and shapes."""
         with loading():
             self._load(payload)
 
     def end_sync(self, version: int) -> None:
-        """Take note that all parts came, and stamp what is sampled with ``version``."""
+        """Finish loading after the last part; samples from now on have the version ``version``."""
         with loading():
             self._end_load()
         self._stamp(version)
         self._whole = True
 
     def join(self, rendezvous: Rendezvous, rank: int) -> None:
-        """Join the group over which weights are broadcast; ``rank`` is that of this sampler's first process, from 1."""
+        """Join the group that receives broadcast weights; ``rank``, from 1, is that of this sampler's first process."""
         weights.join(rendezvous, rank)
 
     def _tear(self, *, in_flight: bool = False) -> None:
-        """Sample nothing until weights are whole again; refused while a stream is open that must not go on."""
+        """Block sampling until the weights are complete again; refused if an open stream must not continue."""
         if self._streams and not in_flight:
             raise RolloutError(
                 "a stream is still open, whose responses would be of two policies; close it before a sync"
@@ -343,29 +345,29 @@ class Sampler:
 
     @property
     def manifest(self) -> Manifest:
-        """The tensors that the model has, and so what a sync must bring."""
+        """The tensors of the model, which a sync must bring."""
         raise NotImplementedError
 
     def lengths(self, problems: pl.DataFrame) -> list[int]:
-        """Return the length of each problem's prompt (tokens), after every check that ``sample`` makes beforehand."""
+        """Return the length of each problem's prompt (tokens), after all checks that ``sample`` makes first."""
         raise NotImplementedError
 
     def probe(self) -> list[float]:
-        """Return log-probabilities (nats) of the likeliest tokens after fixed prompts, which tell policies apart."""
+        """Return log-probabilities (nats) of the likeliest tokens after fixed prompts; they distinguish policies."""
         raise NotImplementedError
 
     def sleep(self) -> None:
-        """Leave the device's memory to others; whatever is asked for next wakes it."""
+        """Free the device's memory for others; the next use wakes the sampler."""
 
     def abandon(self) -> bool:
-        """End all responses where they are; returns whether open streams hand out how far they are, as aborted."""
+        """Abort all responses; return whether open streams yield them as aborted with their tokens so far."""
         return False
 
     def close(self) -> None:
         """Free the engine."""
 
     def _answers(self, feed: Feed) -> Iterator[pa.RecordBatch | None]:
-        """Answer what is in a feed; see ``answer``."""
+        """Answer the problems of a feed; see ``answer``."""
         for problems, draw in feed.take():
             for batch in self._batches(problems, draw):
                 feed.unfinished -= len(batch)
@@ -375,27 +377,27 @@ class Sampler:
         raise NotImplementedError
 
     def _begin_load(self) -> None:
-        """Make the engine ready for weights in parts, whatever an earlier sync has left of it."""
+        """Prepare the engine for weights in parts, even after a failed sync."""
 
     def _load(self, payload: Payload) -> None:
-        """Hand one part of checked weights to the engine."""
+        """Load one part of checked weights into the engine."""
         raise NotImplementedError
 
     def _end_load(self) -> None:
-        """Let the engine sample with the weights that came in parts."""
+        """Let the engine sample with the weights that were loaded in parts."""
 
     def _stamp(self, version: int) -> None:
-        """Stamp what is sampled from now on with ``version``."""
+        """Set the version of samples from now on."""
         self.weights_version = version
 
 
 def pairs(weights: Any) -> Iterator[tuple[str, Any]]:
-    """Return names and tensors of a mapping or an iterable of them."""
+    """Return names and tensors of a mapping or of an iterable of pairs."""
     return iter(weights.items() if hasattr(weights, "items") else weights)
 
 
 def packed(table: pl.DataFrame) -> torch.Tensor:
-    """Return a table as the bytes of Arrow's format, which a file of tensors can hold."""
+    """Return a table as bytes in Arrow's format, which a tensor file can hold."""
     import torch
 
     buffer = BytesIO()
@@ -404,5 +406,5 @@ def packed(table: pl.DataFrame) -> torch.Tensor:
 
 
 def unpacked(tensor: torch.Tensor) -> pl.DataFrame:
-    """Return the table of some bytes (``packed``)."""
+    """Return the table from the bytes of ``packed``."""
     return pl.read_ipc(BytesIO(tensor.cpu().numpy().tobytes()))

@@ -1,11 +1,11 @@
-"""A pipe of training groups through replicas that generate without pause, while a learner takes updates.
+"""A pipe of training groups through replicas that generate without pause while a learner takes updates.
 
-A thread owns the replicas while the pipe is open. It hands out groups in the order of their admission, gathers answers,
-and in between does what the learner's thread asks for. For a push it waits until every replica is between two steps of
-decoding (``GATHER_SECONDS`` at most), lets the weights enter, and lets responses go on with their KV cache. What is
-sampled beside, as evaluations, passes through here, too, before training groups that wait.
+A thread controls the replicas while the pipe is open. It dispatches groups in the order of admission, collects answers,
+and in between serves calls from the learner's thread. For a push it waits until every replica is between two decoding
+steps (``GATHER_SECONDS`` at most) and loads the weights; responses then continue with their KV cache. Other sampling,
+such as evaluations, also passes through the pipe and goes before waiting training groups.
 
-No two runs are the same: which version draws a token depends on time.
+No two runs are the same: the version that samples a token depends on timing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
 FIRST = -1
-"""Place of what is sampled beside, before every training group."""
+"""Queue position of other sampling, before every training group."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -45,9 +45,9 @@ class _Step:
     """A step's batch in the pipe.
 
     Attributes:
-        groups: Those that are complete, by problem.
-        lost: Rows of the tries that were lost with a replica.
-        taken: What waits until they are complete.
+        groups: Complete groups by problem.
+        lost: Rows of attempts that were lost with a replica.
+        taken: Future of a caller that waits for the complete batch.
     """
 
     problems: pl.DataFrame
@@ -57,7 +57,7 @@ class _Step:
     taken: Future[_Step] | None = None
 
     def rows(self) -> list[pl.DataFrame]:
-        """The rows that there are; those of tries that were lost are numbered on."""
+        """The rows so far; lost attempts have higher sample numbers."""
         tries = Counter[str]()
         rows = list(self.groups.values())
         for group in self.lost:
@@ -67,16 +67,16 @@ class _Step:
 
 
 class InFlightPipe:
-    """Generates while updates are taken: batches go in, and come out complete, in the same order.
+    """Generates during updates: batches go in, and come out complete in the same order.
 
-    A replica that dies loses what it has generated of unfinished groups. Others begin these again, with the weights
-    that there are then. In a step's table each try that was lost has ``samples`` rows besides those of its group,
-    aborted and without tokens: nobody knows how many there were. A replica that was started again takes part from the
-    next push on.
+    If a replica dies, what it has generated of unfinished groups is lost. Other replicas restart these groups with the
+    current weights. In a step's table each lost attempt adds ``samples`` rows to those of its group, aborted and
+    without tokens, because the number of generated tokens is unknown. A restarted replica takes part from the next push
+    on.
 
     Args:
-        sampler: Replicas. Until ``close`` all that they are asked for passes through the pipe, and a sync that is no
-            ``push`` is refused.
+        sampler: Replicas. Until ``close`` all their requests pass through the pipe, and a sync other than ``push`` is
+            refused.
 
     Raises:
         RolloutError: The sampler has no replicas, its engines sleep, or another pipe or an open stream uses them.
@@ -94,10 +94,10 @@ class InFlightPipe:
             raise RolloutError("another pipe uses the replicas; it must be closed first")
         self._pool, self._dispatch = sampler, Dispatch(sampler, in_flight=True)
         self._begun: set[int] = set()
-        """Steps that were begun and not taken; others are in the thread's hands alone."""
+        """Steps that were begun and not taken; only the thread uses the others."""
         self._steps: dict[int, _Step] = {}
         self._entries: dict[Batch, _Step] = {}
-        """Those of batches in the replicas' hands."""
+        """The steps of batches that replicas are working on."""
         self._beside: dict[Batch, SimpleQueue[pa.RecordBatch | BaseException]] = {}
         self._admitted = 0
         self._failure: BaseException | None = None
@@ -105,7 +105,7 @@ class InFlightPipe:
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._began = perf_counter()
         self._clock = (0.0, self._began, 1.0)
-        """Seconds in which engines had nothing to do, up to when, and the share of them that has nothing since."""
+        """Idle seconds of engines, the time up to which they are counted, and the idle fraction since."""
         self._counted = self._waited = 0.0
         sampler.carry(self)
         self._thread = Thread(target=self._run, name="pipe", daemon=True)
@@ -113,9 +113,9 @@ class InFlightPipe:
         atexit.register(self.close, wait=False)
 
     def begin(self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, run_id: str) -> None:
-        """Admit the groups of a step's batch; nothing is waited for. They begin in the order of their admission.
+        """Admit the groups of a step's batch without waiting. They begin in the order of admission.
 
-        What replicas refuse of them, ``take`` raises.
+        If replicas refuse any of them, ``take`` raises the error.
         """
         if step in self._begun:
             raise RolloutError(f"the batch of step {step} is in the pipe already; it must be taken first")
@@ -125,13 +125,13 @@ class InFlightPipe:
         self._begun.add(step)
 
     def take(self, step: int) -> pl.DataFrame:
-        """Wait until every group of a step's batch is complete and scored; returns its ``rollouts`` table.
+        """Wait until every group of a step's batch is complete and scored; return its ``rollouts`` table.
 
-        Where this is interrupted, the batch stays in the pipe.
+        If this is interrupted, the batch stays in the pipe.
 
         Raises:
             RolloutError: The batch was not begun, or a replica refuses it or a push.
-            EngineError: A group was lost with two replicas, or none is left for it.
+            EngineError: A group was lost with two replicas, or no replica is left for it.
         """
         began, taken = perf_counter(), Future[_Step]()
         try:
@@ -139,7 +139,7 @@ class InFlightPipe:
             return _joined(taken.result().rows()).sort("problem_id", "sample")
         except BaseException:
             if not taken.cancel():
-                # It was handed over to nobody.
+                # The batch reached nobody.
                 with suppress(BaseException):
                     self._do(self._steps.__setitem__, step, taken.result())
                     self._begun.add(step)
@@ -148,11 +148,11 @@ class InFlightPipe:
             self._waited += perf_counter() - began
 
     def push(self, weights: Any, version: int) -> None:
-        """Let weights enter the replicas, which go on with them once the probes of all agree."""
+        """Load weights into the replicas, which continue once their probes agree."""
         self._do(self._guarded, self._push, weights, version).result()
 
     def answer(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
-        """Answer other problems with the current weights, for ``Replicas``; what waits for training goes after them."""
+        """Answer other problems with the current weights, for ``Replicas``; they go before waiting training groups."""
         _check_once(problems)
         arriving: SimpleQueue[pa.RecordBatch | BaseException] = SimpleQueue()
         version = self._do(self._answer, problems, draw, arriving).result()
@@ -171,20 +171,20 @@ class InFlightPipe:
             yield group
 
     def abandon(self) -> pl.DataFrame:
-        """Take everything out of the pipe that was begun and not taken.
+        """Remove all batches that were begun and not taken.
 
         Returns:
-            What was generated of it, as ``take`` does: unfinished responses are ``aborted``, with their tokens so far
-            where the engine says them (vLLM). What was sampled beside is not among it.
+            What was generated of them, like ``take``: unfinished responses are ``aborted``, with their tokens so far if
+            the engine reports them (vLLM). Other sampling is not included.
         """
         table: pl.DataFrame = self._do(self._abandon).result()
         return table
 
     def idle(self) -> dict[str, float]:
-        """Return shares of the time since the last call.
+        """Return fractions of the time since the last call.
 
         Returns:
-            ``engines``: in which replicas had nothing to do, or weights entered; ``trainer``: of waiting in ``take``.
+            ``engines``: replicas had nothing to do, or weights were loaded; ``trainer``: waited in ``take``.
         """
         now = perf_counter()
         seconds, until, share = self._clock
@@ -194,15 +194,15 @@ class InFlightPipe:
         return shares
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return what is in the pipe: complete groups, and what else was begun, which begins again.
+        """Return the pipe's contents: complete groups, and the other begun groups, which will restart.
 
-        Of the values, ``complete`` is the number of rollouts of these groups.
+        The value ``complete`` is the number of rollouts in the complete groups.
         """
         tensors, values = self._do(self._state).result()
         return tensors, values
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
-        """Continue from what ``state`` returned, in an empty pipe."""
+        """Continue in an empty pipe from what ``state`` returned."""
         for draw in values["draws"]:
             step = draw["step"]
             tables = {what: unpacked(tensors[f"{what}.{step}"]) for what in ("problems", "groups", "lost")}
@@ -215,10 +215,10 @@ class InFlightPipe:
             self._begun.add(step)
 
     def close(self, *, wait: bool = True) -> None:
-        """End what is unfinished; the replicas stay open.
+        """Abort what is unfinished; the replicas stay open.
 
         Args:
-            wait: Whether they must be free of groups then. They need not where they are ended next.
+            wait: Whether to wait until they have no groups; not needed if they are terminated next.
         """
         atexit.unregister(self.close)
         if self._open:
@@ -226,10 +226,10 @@ class InFlightPipe:
 
     @property
     def drives(self) -> bool:
-        """Whether the thread that asks is the one that uses the replicas."""
+        """Whether the current thread is the one that controls the replicas."""
         return current_thread() is self._thread
 
-    # What follows runs in the pipe's thread.
+    # The methods below run in the pipe's thread.
 
     def _do(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Let the thread call a function between two turns."""
@@ -254,7 +254,7 @@ class InFlightPipe:
         while self._open:
             try:
                 waits = bool(self._beside) or any(entry.taken is not None for entry in self._steps.values())
-                # Where no replica is left, somebody who waits must hear of it.
+                # If no replica is left, waiting callers must learn of it.
                 works = self._failure is None and (self._dispatch.works or (waits and bool(self._dispatch.missing)))
                 self._count(self._dispatch.unused if works else 1.0)
                 try:
@@ -264,19 +264,19 @@ class InFlightPipe:
                 else:
                     call()
             except BaseException as error:
-                # Without this thread whoever waits would do so for ever.
+                # Without this thread, callers would wait for ever.
                 self._fail(error)
         with suppress(Empty):
             while True:
                 self._calls.get(block=False)()
 
     def _count(self, share: float) -> None:
-        """Begin a stretch of time in which a share of the replicas has nothing to do."""
+        """Start a period in which a fraction of the replicas is idle."""
         now, (seconds, until, before) = perf_counter(), self._clock
         self._clock = (seconds + (now - until) * before, now, share)
 
     def _guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call what may leave the pipe broken; whoever waits is told."""
+        """Call a function that may break the pipe; waiting callers get its error."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -286,7 +286,7 @@ class InFlightPipe:
             raise
 
     def _fail(self, error: BaseException) -> None:
-        """Go on with nothing, and tell whoever waits."""
+        """Stop working, and pass the error to waiting callers."""
         self._failure = self._failure or error
         for entry in self._steps.values():
             if entry.taken is not None and entry.taken.set_running_or_notify_cancel():
@@ -300,7 +300,7 @@ class InFlightPipe:
         self._beside = {}
 
     def _sort(self, arrived: Sequence[tuple[Batch, pa.RecordBatch]]) -> None:
-        """Put groups where they belong, and hand over the batches that are complete."""
+        """Assign groups to their batches, and return complete batches to callers."""
         for batch, group in arrived:
             if batch in self._beside:
                 self._beside[batch].put(group)
@@ -325,7 +325,7 @@ class InFlightPipe:
                 entry.taken = None
 
     def _rows_of(self, work: QueuedGroup, why: str) -> pl.DataFrame:
-        """Rows of a try of which there is nothing."""
+        """Rows of an attempt that has left nothing."""
         draw = work.batch.draw
         responses, texts = [aborted(why)] * draw.samples, [""] * draw.samples
         group = Group(problem_id=work.problem_id, prompt_ids=[], responses=responses, texts=texts)
@@ -350,7 +350,7 @@ class InFlightPipe:
             taken.set_exception(RolloutError(f"the batch of step {step} was not begun; it must be begun before"))
         else:
             self._steps[step].taken = taken
-            # What came in a pause may be all of it.
+            # Groups that arrived during a pause may complete it.
             self._guarded(self._arrive)
 
     def _arrive(self) -> None:
@@ -362,9 +362,9 @@ class InFlightPipe:
         self._arrive()
 
     def _answer(self, problems: pl.DataFrame, draw: Draw, arriving: SimpleQueue[Any]) -> int:
-        """Ask for other problems; returns the version of the weights that must answer."""
+        """Request answers to other problems; return the version of the weights that must answer."""
         self._guarded(self._pause)
-        # What is refused of these problems breaks nothing else.
+        # A refusal of these problems breaks nothing else.
         costs = self._pool.costs(problems, draw)
         self._beside[self._dispatch.add(costs, problems, draw, places=repeat(FIRST))] = arriving
         return self._pool.weights_version
@@ -412,12 +412,12 @@ class InFlightPipe:
 
 
 def _check_once(problems: pl.DataFrame) -> None:
-    """Refuse problems of which one comes twice: its groups could not be told apart."""
+    """Refuse repeated problems, whose groups could not be told apart."""
     twice = problems.filter(pl.col("problem_id").is_duplicated())["problem_id"]
     if len(twice):
         raise RolloutError(f"problem {twice[0]} comes twice in a batch; each must come once")
 
 
 def _joined(groups: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Return the rows of some groups, which may lack optional columns."""
+    """Concatenate the rows of groups, which may lack optional columns."""
     return pl.concat(groups, how="diagonal_relaxed") if groups else pl.DataFrame()

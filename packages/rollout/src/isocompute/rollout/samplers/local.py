@@ -1,9 +1,9 @@
 """Samplers that make prompts, rewards and tables in this process; subclasses generate.
 
-Forced interruption is ScaleRL's control of length (arXiv 2510.13786, appendix A.10; docs/rollout.md says how). The
-phrase's tokens are part of the response and of its length, have log-probability 0 and are marked in the column
-``sampled`` as not sampled, so that no loss is taken of them. Where the phrase ends with no closing tag, every response
-that reaches its length is interrupted.
+Forced interruption is ScaleRL's length control (arXiv 2510.13786, appendix A.10; see docs/rollout.md). The phrase's
+tokens are part of the response and of its length. They have log-probability 0 and are marked as not sampled in the
+column ``sampled``, so they are excluded from the loss. If the phrase ends with no closing tag, every response that
+reaches its length is interrupted.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from .sampling import (
 from .weights import Manifest, manifest
 
 PROBES = 4
-"""Prompts of a probe."""
+"""Number of prompts in a probe."""
 PROBE_TOKENS = 8
-"""Tokens of each."""
+"""Tokens in each of them."""
 TICK_SECONDS = 0.05
-"""Longest wait for verdicts between two steps where nothing else is left to be done."""
+"""Longest wait for verdicts between two steps if there is nothing else to do."""
 CPU_SECONDS, MEMORY = 5, 2**30
-"""Most of both that the rendering of a short message may take; a healthy one takes milliseconds and kilobytes."""
+"""Limits on rendering a short message; a healthy template takes milliseconds and kilobytes."""
 _MAY_GROW = re.compile(r"\brange\b|\bmacro\b|\bformat\b|\*")
-"""Parts of a chat template without which it goes through its messages alone."""
+"""Without these, a chat template only loops over its messages."""
 Template = Literal["auto", "chat", "plain"]
 TEMPLATES: tuple[Template, ...] = get_args(Template)
 RESERVED = (
@@ -68,11 +68,11 @@ RESERVED = (
     "return_tensors",
     "tokenize",
 )
-"""Arguments of a chat template's rendering that are not options of the template."""
+"""Arguments of rendering a chat template that are not options of the template."""
 
 
 class LocalSampler(Sampler):
-    """A sampler with a tokenizer of its own; a subclass turns requests into responses (``_generate``)."""
+    """A sampler with its own tokenizer; a subclass turns requests into responses (``_generate``)."""
 
     def __init__(
         self, model: str | Path, sampling: Sampling, *, prompting: Prompting | None = None, scorer: Scorer | None = None
@@ -86,7 +86,7 @@ class LocalSampler(Sampler):
 
     @property
     def stop_token_ids(self) -> list[int]:
-        """Tokens at which a response ends: the model's own and those asked for."""
+        """Tokens that end a response: the model's own and the requested ones."""
         return sorted({*self._ends, *self.sampling.stop_token_ids})
 
     @cached_property
@@ -95,7 +95,7 @@ class LocalSampler(Sampler):
         return manifest(self.model)
 
     def use(self, sampling: Sampling) -> None:
-        """Sample differently from now on; see ``Sampler.use``."""
+        """Change the sampling settings; see ``Sampler.use``."""
         super().use(sampling)
         self.prompts = PromptMaker(self.tokenizer, self._prompting, max_prompt_tokens=sampling.max_prompt_tokens)
 
@@ -116,7 +116,7 @@ class LocalSampler(Sampler):
         return [float(answered[index].logprobs[0]) for index in range(PROBES)]
 
     def checked(self, problems: pl.DataFrame) -> list[list[int]]:
-        """Return the prompts of problems; refuse what cannot be answered or scored."""
+        """Return the prompts of problems; refuse problems that cannot be answered or scored."""
         self.faults.check()
         self.scorer.check(problems["verifier"].to_list())
         named = zip(problems["problem_id"].to_list(), problems["prompt"].to_list(), strict=True)
@@ -125,7 +125,7 @@ class LocalSampler(Sampler):
     def _answers(self, feed: Feed) -> Iterator[pa.RecordBatch | None]:
         requests: list[Any] = []
         groups: list[Any] = []
-        """That of each request."""
+        """The group of each request."""
 
         def take() -> None:
             for problems, draw in feed.take():
@@ -144,7 +144,7 @@ class LocalSampler(Sampler):
             requests, groups = [], []
             try:
                 take()
-                # Closed here and not when it is collected: till then its requests would go on.
+                # Closed here and not when garbage-collected, since its requests would continue until then.
                 with closing(self._generate(requests, control)) as finished:
                     for one in finished:
                         if one is not None:
@@ -153,7 +153,7 @@ class LocalSampler(Sampler):
                             whole = group.finished(*one)
                             if whole is not None:
                                 scoring.submit(group, whole)
-                                # A stream may last as long as a run.
+                                # A stream may last as long as a run, so finished groups are dropped.
                                 for index in range(group.first, group.first + group.draw.samples):
                                     requests[index] = groups[index] = None
                         for _, batch in scoring.ready():
@@ -161,9 +161,9 @@ class LocalSampler(Sampler):
                         yield None
                         take()
             except RolloutError as error:
-                # Of an engine that fails, the groups that are whole are still handed out.
+                # If the engine fails, its complete groups are still returned.
                 failure = error
-            # New groups wait for no verdict, and neither does whoever brings weights.
+            # Neither new groups nor a sync wait for verdicts.
             while scoring and (failure is not None or not feed):
                 for _, batch in scoring.within(TICK_SECONDS):
                     yield batch
@@ -172,17 +172,17 @@ class LocalSampler(Sampler):
             raise failure
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
-        """Yield the responses to requests as they finish, each once ``control`` takes it as finished.
+        """Yield the responses to requests as they finish, each once ``control`` accepts it as finished.
 
-        An engine that decodes here yields None after each step in which none has. Of a sampler of which there may be
-        replicas, there may be more requests whenever this goes on.
-        Closing the iterator early must free what the unfinished requests hold.
+        An engine that decodes in this process yields None after each step in which none has finished. If the sampler
+        may be replicated, requests may be added whenever this is suspended. Closing the iterator early must free what
+        unfinished requests hold.
         """
         raise NotImplementedError
 
 
 class OpenGroup:
-    """A problem of a feed that is being answered: the requests for it, and the group that their responses make."""
+    """A problem of a feed being answered: its requests, and the group that their responses form."""
 
     def __init__(
         self, sampler: LocalSampler, problem: pl.DataFrame, prompt: list[int], draw: Draw, *, first: int
@@ -205,7 +205,7 @@ class OpenGroup:
         else:
             self.requests, self._control = requests, as_it_is
         self.heard: list[tuple[int, Response]] = []
-        """What the engine has answered, with the index of the request, from which follows how far it is."""
+        """The engine's answers with the indices of their requests; they determine the state of the group."""
         self._finished: dict[int, Response] = {}
 
     def control(self, index: int, response: Response) -> Request | Response:
@@ -214,7 +214,7 @@ class OpenGroup:
         return self._control(index - self.first, response)
 
     def finished(self, index: int, response: Response) -> Group | None:
-        """Take a finished response; returns the group where it is complete."""
+        """Record a finished response; return the group if it is complete."""
         self._finished[index] = response
         if len(self._finished) < self.draw.samples:
             return None
@@ -230,7 +230,7 @@ class OpenGroup:
         )
 
     def items(self, group: Group) -> list[Item]:
-        """Return what is to be scored of the group: aborted responses earn 0 and are not scored."""
+        """Return the responses to score: aborted ones earn 0 and are not scored."""
         verifier, answer, metadata = self._row["verifier"], self._row["answer"], self._row.get("metadata") or ""
         return [
             Item(verifier=verifier, response=text, answer=answer, metadata=metadata)
@@ -239,7 +239,7 @@ class OpenGroup:
         ]
 
     def rows(self, columns: Columns, group: Group, verdicts: Sequence[Verdict]) -> pa.RecordBatch:
-        """Return the rows of the group; a penalty on length is taken off the rewards of right responses."""
+        """Return the rows of the group; a length penalty is subtracted from the rewards of right responses."""
         penalty, phase = self._sampling.length_penalty, self.draw.phase
         if penalty is not None:
             verdicts = [
@@ -250,18 +250,18 @@ class OpenGroup:
 
 
 class Scoring:
-    """Groups that are being scored; those that are come out as rows."""
+    """Groups that are being scored; scored groups are yielded as rows."""
 
     def __init__(self, scorer: Scorer, faults: Faults, columns: Columns) -> None:
         self._scorer, self._faults, self._columns = scorer, faults, columns
         self._waiting: dict[Future[list[Verdict]], tuple[OpenGroup, Group]] = {}
 
     def submit(self, group: OpenGroup, whole: Group) -> None:
-        """Begin with a group that is complete."""
+        """Start scoring a complete group."""
         self._waiting[self._scorer.submit(group.items(whole), hold=True)] = group, whole
 
     def ready(self) -> Iterator[tuple[OpenGroup, pa.RecordBatch]]:
-        """Yield the groups that are scored by now: one with responses that hang holds up no other."""
+        """Yield the groups scored by now; a group with responses that hang does not block others."""
         if self._waiting:
             self._scorer.flush(held=BUFFER_SECONDS)
         for future in [waiting for waiting in self._waiting if waiting.done()]:
@@ -273,18 +273,18 @@ class Scoring:
             else:
                 self._faults.add({}, scored=bool(verdicts))
             scored = iter(verdicts)
-            # Aborted ones were not scored.
+            # Aborted responses were not scored.
             every = [Verdict(reward=0.0) if r.finish_reason == "aborted" else next(scored) for r in whole.responses]
             yield group, group.rows(self._columns, whole, every)
 
     def within(self, seconds: float | None) -> Iterator[tuple[OpenGroup, pa.RecordBatch]]:
-        """Wait for a verdict, no longer than some seconds, and yield the groups that are scored by then."""
+        """Wait for a verdict for at most ``seconds``, and yield the groups scored by then."""
         self._scorer.flush()
         wait(self._waiting, timeout=seconds, return_when=FIRST_COMPLETED)
         yield from self.ready()
 
     def rest(self) -> Iterator[tuple[OpenGroup, pa.RecordBatch]]:
-        """Wait for all other groups and yield each as it is scored."""
+        """Wait for all remaining groups and yield each once it is scored."""
         while self._waiting:
             yield from self.within(None)
 
@@ -293,13 +293,13 @@ class Scoring:
 
 
 def controlled(requests: Sequence[Request], sampling: Sampling, tokenizer: Any) -> tuple[list[Request], Continue]:
-    """Put requests under the control that the settings ask for.
+    """Apply the generation control of the settings to requests.
 
     Args:
-        requests: What is to be sampled; each one's ``max_new_tokens`` is its whole budget, an inserted phrase included.
+        requests: Requests to sample; ``max_new_tokens`` of each is its whole budget, including an inserted phrase.
 
     Returns:
-        The requests to begin with, and what decides whether a response to one is finished.
+        The initial requests, and the function that decides whether a response is finished.
     """
     cut = sampling.interruption
     if cut is None:
@@ -321,7 +321,7 @@ def controlled(requests: Sequence[Request], sampling: Sampling, tokenizer: Any) 
             first, inserted = begun.pop(index)
             lost = response.finish_reason == "aborted" and not len(response.ids)
             if lost and response.failure == ABANDONED:
-                # What it was to go on from was generated all the same.
+                # The first part was generated all the same.
                 return replace(first, finish_reason="aborted", failure=ABANDONED)
             return response if lost else _joined(first, inserted, response, tokenizer)
         if response.finish_reason != "length":
@@ -330,7 +330,7 @@ def controlled(requests: Sequence[Request], sampling: Sampling, tokenizer: Any) 
         closed = tag is not None and tag[0] in tokenizer.decode(response.ids, skip_special_tokens=False)
         request, inserted = requests[index], [] if closed else phrase
         left = request.max_new_tokens - len(response.ids) - len(inserted)
-        # A response whose tokens were made from a server's text may be longer than what was asked for.
+        # A response tokenized from a server's text may be longer than requested.
         if left < 1:
             return response
         begun[index] = response, inserted
@@ -344,7 +344,7 @@ def controlled(requests: Sequence[Request], sampling: Sampling, tokenizer: Any) 
 
 
 def _joined(first: Response, inserted: Sequence[int], last: Response, tokenizer: Any) -> Response:
-    """Return one response of the part before an interruption, what was inserted there, and the part after."""
+    """Join the part before an interruption, the inserted tokens and the part after it."""
     before = np.concatenate([first.ids, np.array(inserted, np.int32)])
     ids = np.concatenate([before, last.ids])
     scored = len(first.logprobs) == len(first.ids) and len(last.logprobs) == len(last.ids)
@@ -366,7 +366,7 @@ def _joined(first: Response, inserted: Sequence[int], last: Response, tokenizer:
 
 
 def drawn_length(seed: int, cut: Interruption) -> int:
-    """Return the length (tokens) at which a response is interrupted: uniform, and a function of its seed alone."""
+    """Return the length (tokens) at which a response is interrupted: uniform, and determined by its seed alone."""
     return cut.lowest + hashed(f"{seed}/interrupted") % (cut.highest - cut.lowest + 1)
 
 
@@ -413,8 +413,8 @@ class PromptMaker:
     """Makes prompts with one tokenizer.
 
     Raises:
-        RolloutError: A chat template or a beginning-of-sequence token is asked for, and the tokenizer has none; or the
-            rendering of its template does not end.
+        RolloutError: A chat template or a beginning-of-sequence token was requested and the tokenizer has none; or
+            rendering its template does not end.
     """
 
     def __init__(self, tokenizer: Any, prompting: Prompting, *, max_prompt_tokens: int) -> None:
@@ -433,20 +433,20 @@ class PromptMaker:
             self._try_template()
         wanted = prompting.bos
         if wanted is None and not self.chat:
-            # Some end a text, too: with an end-of-sequence token, which must not stand before a response.
+            # Some tokenizers also append an end-of-sequence token, which must not come before a response.
             wanted = tokenizer("a")["input_ids"][:1] == [self._bos] or None
         self._wants_bos = wanted
         self._made: dict[str, list[int]] = {}
 
     def _try_template(self) -> None:
-        """Render one short prompt in a process that may be ended: a template is a program of its model's author."""
+        """Render one short prompt in a process with limits: a template is a program by the model's author."""
         values = {"messages": self.messages("a"), "add_generation_prompt": True, **self._prompting.chat_options}
         try:
             template = self._tokenizer.get_chat_template(self._prompting.chat_options.get("chat_template"))
             values = {**self._tokenizer.special_tokens_map, **values}
             given = json.dumps({"template": template, "values": values, "seconds": CPU_SECONDS, "bytes": MEMORY})
         except Exception:
-            # Of what is no template, or no plain value, the rendering that counts says so.
+            # If this is not a template or a plain value, the real rendering reports that.
             return
         if _MAY_GROW.search(template) and not _ends(given):
             raise RolloutError(
@@ -462,7 +462,7 @@ class PromptMaker:
         return [*turns, {"role": "user", "content": text}]
 
     def digest(self, problems: pl.DataFrame) -> str:
-        """Return a hash of what the prompts of problems say, whatever their order and length."""
+        """Return a hash of the texts of problems' prompts, independent of their order and length."""
         digest = hashlib.sha256()
         for problem_id, text in sorted(problems.select("problem_id", "prompt").iter_rows()):
             digest.update(json.dumps([problem_id, self._rendered(problem_id, text), self._wants_bos]).encode())
@@ -470,10 +470,10 @@ class PromptMaker:
 
     def ids(self, problem_id: str, text: str) -> list[int]:
         """Return the token ids of a prompt."""
-        # By text: two tables may give one id to two prompts.
+        # Keyed by text, since two tables may use one id for two prompts.
         if text not in self._made:
             ids = list(self._tokenizer(self._rendered(problem_id, text), add_special_tokens=False)["input_ids"])
-            # Begun with the beginning-of-sequence token once, or without it, as wanted.
+            # Start with the beginning-of-sequence token once, or without it, as wanted.
             begins = ids[:1] == [self._bos]
             if self._wants_bos and not begins:
                 ids = [self._bos, *ids]
@@ -507,7 +507,7 @@ class PromptMaker:
                 "the tokenizer's chat template cannot be rendered without jinja2, at least 3.1: pip install jinja2"
             ) from None
         except Exception as error:
-            # A template is a program of its model's author, and may raise anything.
+            # A template is a program by the model's author and may raise anything.
             raise RolloutError(
                 f"problem {problem_id}: the tokenizer's chat template cannot be rendered ({reason_of(error)}); use "
                 "another prompting, such as template: plain"
@@ -517,10 +517,10 @@ class PromptMaker:
 
 @cache
 def _ends(given: str) -> bool:
-    """Return whether a template is rendered within the limits of ``template_trial``."""
+    """Return whether a template renders within the limits of ``template_trial``."""
     try:
         run = [sys.executable, "-I", template_trial.__file__]
-        # By the clock, where a machine is busy or has no limits.
+        # Use wall time, too, since a machine may be busy or have no limits.
         return (
             subprocess.run(run, input=given, text=True, capture_output=True, timeout=12 * CPU_SECONDS).returncode == 0
         )
@@ -541,7 +541,7 @@ def load_tokenizer(model: str) -> Any:
 
 
 def stop_tokens(model: str, tokenizer: Any) -> list[int]:
-    """Return the tokens at which a model's responses end: those of its generation config and of its tokenizer."""
+    """Return the tokens that end a model's responses: those of its generation config and of its tokenizer."""
     from transformers import GenerationConfig
 
     stated = {tokenizer.eos_token_id}

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 KINDS = ("vllm", "transformers", "openai")
 REPLICATED = ("vllm", "transformers")
-"""Those of which there may be several replicas."""
+"""Samplers that may have several replicas."""
 CHEAPER_BELOW, CHEAPER_UP_TO = 5_000_000, 80
-"""Parameters below which, and tokens of a prompt and its response up to which, transformers answers with less CPU time
-than vLLM: vLLM's scheduler costs more than so small a model, and copies of a growing cache of keys and values cost
-transformers more the longer a sequence is (``python -m benchmarks.crossover``, tables in docs/rollout.md)."""
+"""transformers uses less CPU time than vLLM below this number of parameters and up to this number of tokens of prompt
+and response: vLLM's scheduler costs more than such a small model, while transformers copies a growing KV cache, which
+costs more for longer sequences (``python -m benchmarks.crossover``, tables in docs/rollout.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A kind of sampler, and the reason for it as a phrase."""
+    """A kind of sampler and the reason for choosing it, as a phrase."""
 
     kind: str
     reason: str
@@ -38,13 +38,13 @@ class Choice:
 
 
 def cheaper(parameters: int | None, *, longest: int, device: str) -> Choice:
-    """Choose the kind that answers at the least cost.
+    """Choose the kind of sampler with the lowest cost.
 
-    It is a rule and no measurement, and does not ask what is installed: what a run is must not depend on the machine.
+    This is a rule and not a measurement, and it ignores what is installed: a run must not depend on the machine.
 
     Args:
-        parameters: Number of the model's parameters (``weights.stored_parameters``); None where nothing here says it,
-            as of a model on the hub.
+        parameters: Number of the model's parameters (``weights.stored_parameters``); None if unknown, as for a model on
+            the hub.
         longest: Most tokens of a prompt and its response together.
     """
     if device != "cpu":
@@ -75,8 +75,8 @@ def open_sampler(
         kind: ``vllm``, ``transformers``, or ``openai`` (any OpenAI-compatible server; needs the option ``base_url``).
         model: Directory or name of a model in the Hugging Face format.
         scoring: Settings of scoring; by default this process's samplers share a scorer.
-        replicas: One or several replicas of ``vllm`` or ``transformers``, each in a Ray actor of its own: the options
-            of ``Replicas``, such as ``{"replicas": 2}``. By default one sampler, in this process.
+        replicas: Options of ``Replicas``, such as ``{"replicas": 2}``, for replicas of ``vllm`` or ``transformers`` in
+            separate Ray actors. By default one sampler in this process.
 
     Raises:
         RolloutError: There is no such kind, its library is not installed, the model cannot be loaded, or a server
@@ -113,12 +113,12 @@ def open_sampler(
 
 
 def open_pipe(sampler: Sampler, mode: str, **options: Any) -> InFlightPipe | VirtualPipe:
-    """Let a sampler generate while updates are taken.
+    """Let a sampler generate during updates.
 
     Args:
-        sampler: It may be asked for samples meanwhile, as for an evaluation.
-        mode: ``in_flight``: by the wall clock, with replicas (``InFlightPipe``). ``virtual``: on a virtual clock,
-            with the sampler ``transformers`` in this process (``VirtualPipe``).
+        sampler: It may also answer other requests, such as for an evaluation.
+        mode: ``in_flight``: by the wall clock, with replicas (``InFlightPipe``). ``virtual``: on a virtual clock, with
+            the sampler ``transformers`` in this process (``VirtualPipe``).
     """
     if mode == "in_flight":
         from .in_flight import InFlightPipe

@@ -19,16 +19,16 @@ from ..errors import RolloutError
 
 DTYPES = ("float32", "bfloat16", "float16")
 ABANDONED = "it was abandoned before its end"
-"""Why a response was not finished whose pipe was emptied."""
+"""Failure of a response whose pipe was emptied before it finished."""
 CPU_BATCHED_TOKENS = 16_384
 CUDA_BATCHED_TOKENS = 8_192
 
 
 @settings(RolloutError)
 class Interruption:
-    """Forced interruption (ScaleRL): a response that is still going on at a drawn length is cut.
+    """Forced interruption (ScaleRL): a response that reaches a randomly drawn length is cut.
 
-    A phrase is inserted that asks for the answer, and the policy goes on from there.
+    A phrase that asks for the answer is inserted, and the policy continues from there.
     """
 
     lowest: Count = 10_000
@@ -47,13 +47,13 @@ class Interruption:
 
 @settings(RolloutError)
 class LengthPenalty:
-    """The soft over-long penalty of DAPO, as ScaleRL compares it with interruption; off unless it is asked for.
+    """DAPO's soft over-long penalty, as ScaleRL compares it with interruption; off by default.
 
     A response of L tokens has the penalty clip((longest − L) / margin − 1, −1, 0): none up to ``longest − margin``
     tokens, −1 from ``longest`` on, linear between (DAPO, arXiv 2503.14476, section 3.4). As in ScaleRL (arXiv
-    2510.13786, appendix A.10: 14,000 and 2,000 tokens) it is added to the reward of right responses only, those of
-    reward 1, so that rewards stay between 0 and 1; DAPO adds it to all. It holds in phase ``train`` alone: an
-    evaluation and a measured difficulty tell what is right, however long.
+    2510.13786, appendix A.10: 14,000 and 2,000 tokens) it applies only to right responses, those with reward 1, so that
+    rewards stay between 0 and 1; DAPO applies it to all. It applies only in phase ``train``: evaluation and difficulty
+    measure what is right, at any length.
 
     With ``longest=10`` and ``margin=4`` a right response of 6 tokens earns 1, one of 8 earns 0.5, one of 10 or more 0.
     """
@@ -68,7 +68,7 @@ class LengthPenalty:
             raise RolloutError(f"margin is {self.margin}; it must be at most longest, which is {self.longest}")
 
     def reward(self, reward: float, *, tokens: int, phase: str) -> float:
-        """Return the reward of a response with its penalty; inserted tokens count."""
+        """Return the reward of a response with its penalty; inserted tokens count as length."""
         if phase != "train" or reward != 1.0:
             return reward
         return reward + min(0.0, max(-1.0, (self.longest - tokens) / self.margin - 1.0))
@@ -105,7 +105,7 @@ class Sampling:
     """A penalty on long right responses in phase ``train``, the rival of interruption, or None."""
 
     def __post_init__(self) -> None:
-        # Below 0.01, vLLM would sample at 0.01, and other engines as asked.
+        # Below 0.01, vLLM would sample at 0.01, and other engines at the given temperature.
         if not (self.temperature == 0 or 0.01 <= self.temperature < 100):
             raise RolloutError(f"temperature is {self.temperature!r}; it must be 0, or at least 0.01 and below 100")
         if self.interruption is not None and self.interruption.highest >= self.max_new_tokens:
@@ -116,13 +116,13 @@ class Sampling:
 
 
 def sampling_from(plain: Mapping[str, Any]) -> Sampling:
-    """Make the settings of a sampler from plain values, as JSON, YAML and ``dataclasses.asdict`` hold them."""
+    """Make sampling settings from plain values, as in JSON, YAML and ``dataclasses.asdict``."""
     return made_of(Sampling, plain, RolloutError, "sampling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """The arguments of one call of ``Sampler.sample``, besides the problems; see there."""
+    """The arguments of one call of ``Sampler.sample``, except for the problems; see there."""
 
     samples: int
     seed: int
@@ -149,7 +149,7 @@ class Request:
 
 
 Versions = tuple[tuple[int, int], ...]
-"""From which token of a response on which version of the weights has drawn: pairs of both, the first from token 0."""
+"""Weights versions of a response's tokens: pairs of first token and version; the first pair is for token 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,14 +157,14 @@ class Response:
     """One response.
 
     Attributes:
-        ids: Its token ids, int32, the end-of-sequence token included where it was sampled.
+        ids: Its token ids, int32, including a sampled end-of-sequence token.
         logprobs: Log-probability of each token (nats, of the distribution sampled from), float32, or none at all.
         finish_reason: Why it ended: ``stop``, ``length`` or ``aborted``.
-        text: Its text where the engine gives it (a stop text is cut off); None where tokens are decoded.
-        sampled: For each token whether the policy sampled it; None when it sampled all.
+        text: Its text if the engine returns one (without the stop text); None if tokens are to be decoded.
+        sampled: Whether the policy sampled each token; None if it sampled all.
         retokenized: Whether the tokens were made from a server's text.
-        failure: Why an aborted one has no tokens.
-        versions: The weights that drew its tokens, where the engine says it.
+        failure: Why an aborted response has no tokens.
+        versions: The weights versions that sampled its tokens, if the engine reports them.
     """
 
     ids: NDArray[np.int32]
@@ -178,7 +178,7 @@ class Response:
 
 
 def joined_versions(first: Versions, last: Versions, *, at: int) -> Versions:
-    """Return the versions of two responses, of which the second one begins at a token of the whole."""
+    """Join the versions of two responses; the second one begins at token ``at`` of the whole."""
     later = [(at + start, version) for start, version in last]
     if first and later and later[0][1] == first[-1][1]:
         del later[0]
@@ -186,59 +186,60 @@ def joined_versions(first: Versions, last: Versions, *, at: int) -> Versions:
 
 
 def aborted(failure: str) -> Response:
-    """Return the response to a request that the engine failed."""
+    """Return the response to a request at which the engine failed."""
     return Response(
         ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), finish_reason="aborted", failure=failure
     )
 
 
 Continue = Callable[[int, Response], Request | Response]
-"""Called with a request's index and the response to it: either the next request for the same index (as after a forced
-interruption) or the finished response."""
+"""Called with a request's index and the response to it. Returns either the next request for the same index (as after a
+forced interruption) or the finished response."""
 
 Finished = Generator[tuple[int, Response] | None, None, None]
-"""The indices of requests and their finished responses, in the order in which they finish; None after a step of
-decoding in which none has. Closing it ends the rest."""
+"""Indices of requests and their finished responses, in order of completion; None after a decoding step in which none
+has finished. Closing it aborts the rest."""
 
 
 def as_it_is(index: int, response: Response) -> Request | Response:
-    """Take every response as finished: the ``Continue`` without any control of generation."""
+    """Accept every response as finished: the ``Continue`` without generation control."""
     del index
     return response
 
 
 def response_seed(seed: int, phase: str, step: int, problem_id: str, sample: int) -> int:
-    """Return the seed of one response: a 63-bit hash of what identifies it within a run.
+    """Return the seed of a response: a 63-bit hash of what identifies it within a run.
 
-    n and the batch are not part of it, so runs that differ in these share their luck (common random numbers). The
-    arguments are those of ``Sampler.sample``; ``sample`` is the index of the response among those to its problem.
+    It does not depend on n or the batch, so runs that differ only in these share random numbers (common random
+    numbers). The arguments are those of ``Sampler.sample``; ``sample`` is the index of the response among those to its
+    problem.
     """
     return hashed(f"{seed}/{phase}/{step}/{problem_id}/{sample}") >> 1
 
 
 def hashed(key: str) -> int:
-    """Return 64 bits that a text determines."""
+    """Hash a text to 64 bits."""
     return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big")
 
 
 @settings(RolloutError)
 class EngineConfig:
-    """Settings of an engine. None takes the default of the profile, for CPU or for CUDA (``resolved``)."""
+    """Settings of an engine. None takes the default of the profile, for CPU or CUDA (``resolved``)."""
 
     profile: Literal["auto", "cpu", "cuda"] = "auto"
-    """``cpu``, ``cuda``, or ``auto``: ``cuda`` where there is a CUDA device."""
+    """``cpu``, ``cuda``, or ``auto``: ``cuda`` if there is a CUDA device."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
-    """Type of weights and KV cache: ``float32``, ``bfloat16``, ``float16``, or ``auto``: the model's own, and 16 bits
-    for a model in ``float32``, as vLLM has it."""
+    """Type of weights and KV cache: ``float32``, ``bfloat16``, ``float16``, or ``auto``: the model's own type, or 16
+    bits for a model in ``float32``, as in vLLM."""
     float32_head: bool | None = None
-    """Whether logits are in float32 where ``dtype`` is not (vLLM's ``head_dtype``), as for a learner whose head is; off
-    by default."""
+    """Whether logits are in float32 even if ``dtype`` is not (vLLM's ``head_dtype``), for a learner with a float32
+    head; off by default."""
     max_concurrent: Count | None = None
     """Most responses generated at a time."""
     max_batched_tokens: Count | None = None
-    """Most tokens in one forward pass; activations are proportional to it."""
+    """Most tokens in one forward pass; activation memory is proportional to it."""
     chunked_prefill: bool | None = None
-    """Whether long prompts are prefilled in parts. Not on CPU, where seeds need whole prompts."""
+    """Whether long prompts are prefilled in parts. Off on CPU, where seeds need whole prompts."""
     prefix_caching: bool | None = None
     """Whether the responses to a problem share its prompt's KV cache."""
     cuda_graphs: bool | None = None
@@ -248,22 +249,21 @@ class EngineConfig:
     tensor_parallel: Count | None = None
     """Number of GPUs that share a model; 1 by default."""
     memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of the GPU's memory that the engine may take (about 0.4 beside a learner on the same GPU), on CPU the share
-    of the free memory."""
+    """Fraction of the GPU's memory that the engine may use (about 0.4 next to a learner on the same GPU); on CPU the
+    fraction of the free memory."""
     kv_cache_gib: Positive | None = None
-    """Size of the KV cache (GiB); by default all that is left on CUDA, and on CPU what ``max_concurrent`` of the
-    longest requests need, but at most half of what is left."""
+    """Size of the KV cache (GiB); by default all remaining memory on CUDA. On CPU it is enough for ``max_concurrent``
+    of the longest requests, but at most half of the remaining memory."""
     sleep: Annotated[int, Field(ge=0, le=2)] | None = None
-    """Whether the engine leaves the GPU to a learner after each training batch: 0 not; 1 its weights move to the host's
-    memory; 2 they are discarded, so that a sync must come before anything is sampled."""
+    """Whether the engine frees the GPU for a learner after each training batch. 0: no. 1: its weights move to host
+    memory. 2: they are discarded, and a sync must come before anything is sampled."""
 
     def resolved(self, *, longest: int, cuda: bool, responses: int | None = None) -> Engine:
-        """Return concrete values.
+        """Return the settings with all defaults filled in.
 
         Args:
             longest: Longest request (tokens), prompt and response.
-            responses: Most that will be asked for at a time; an engine for fewer than ``max_concurrent`` takes less
-                memory.
+            responses: Most responses requested at a time; an engine for fewer than ``max_concurrent`` uses less memory.
         """
         if self.profile == "cuda" and not cuda:
             raise RolloutError(
@@ -316,7 +316,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Settings with concrete values; see ``EngineConfig``. None is left to vLLM, and to the memory there is."""
+    """Settings with defaults filled in; see ``EngineConfig``. None is left to vLLM and to the available memory."""
 
     device: str
     dtype: str
@@ -339,5 +339,5 @@ class Engine:
 
 
 def engine_from(plain: Mapping[str, Any]) -> EngineConfig:
-    """Make engine settings from plain values, as JSON, YAML and a command line hold them."""
+    """Make engine settings from plain values, as in JSON, YAML and a command line."""
     return made_of(EngineConfig, plain, RolloutError, "engine")

@@ -1,6 +1,6 @@
-"""A process that renders a chat template once, given as JSON on its standard input: a program that need not end.
+"""A process that renders a chat template once, from JSON on its standard input: a template may not terminate.
 
-Its own errors are left to the rendering that counts. Run by path, it imports nothing of this package.
+Template errors are left to the real rendering. It is run by path and imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Render, within limits that end this process."""
+    """Render within limits that end this process."""
     given: dict[str, Any] = json.load(sys.stdin)
     with suppress(ImportError):
         import resource
@@ -33,7 +33,7 @@ def _render(template: str, values: dict[str, Any]) -> None:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """The tag of transformers around what an assistant says."""
+        """The tag that transformers adds for the assistant's text."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -50,7 +50,7 @@ def _render(template: str, values: dict[str, Any]) -> None:
     )
     environment.filters["tojson"] = lambda value, **_: json.dumps(value, default=str)
     named = {"raise_exception": refused, "strftime_now": lambda form: str(form)}
-    # Piece by piece: what is written is not kept.
+    # Piece by piece, so that the output is not kept in memory.
     for _ in environment.from_string(template, globals=named).generate(**values):
         pass
 

@@ -1,7 +1,7 @@
-"""transformers in this process, for machines where vLLM cannot run.
+"""A transformers sampler in this process, for machines where vLLM cannot run.
 
-It decodes step by step: responses share a KV cache, begin between two steps and leave when they are finished. Tokens
-are sampled by temperature, min-p, top-k and top-p, in vLLM's order and with its meaning.
+It decodes step by step: responses share a KV cache, join between two steps and leave when they finish. Tokens are
+sampled with temperature, min-p, top-k and top-p, in vLLM's order and with the same meaning.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     import torch
 
 SPREAD = 2
-"""Longest prompt of a batch as a multiple of its shortest: at most so much more is computed for padding."""
+"""Longest prompt of a batch as a multiple of its shortest, which bounds the computation on padding."""
 SAME = 1e-5
-"""Nats by which scores with padding may differ from those without, by rounding."""
+"""Largest rounding difference (nats) between scores with and without padding."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TransformersSampler(LocalSampler):
     """Samples with a plain transformers model and its KV cache.
 
-    Every response draws from its own generator, so its tokens do not depend on the batch, but for rounding: other sizes
-    are multiplied by other kernels. Prompts of different lengths are answered together, the shorter ones padded, where
-    the model was seen to give the same scores with padding as without.
+    Every response has its own random generator, so its tokens do not depend on the batch except for rounding: other
+    sizes use other kernels. Prompts of different lengths are answered together, with padding, if the model gave the
+    same scores with padding as without.
 
     Raises:
         RolloutError: torch or transformers is not installed, the model cannot be loaded, or an argument is not valid.
@@ -72,9 +72,9 @@ class TransformersSampler(LocalSampler):
             raise RolloutError(f"device is {device!r}, where the model cannot be placed ({reason_of(error)})") from None
         self.device, self.dtype = device, dtype
         self._batch_size = batch_size
-        # Of several lengths of prompts, each is to fill a batch.
+        # With several prompt lengths, each should fill a batch.
         self.holds = 4 * batch_size
-        # The head's logits of a whole prompt would take prompt length × vocabulary floats per response.
+        # Logits of a whole prompt would take prompt length × vocabulary floats per response.
         takes = inspect.signature(self._policy.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
         self._spread = SPREAD if {"attention_mask", "position_ids"} <= set(takes) and self._leaves_padding_out() else 1
@@ -84,7 +84,7 @@ class TransformersSampler(LocalSampler):
 
         mine = self._policy.state_dict()
         with torch.no_grad():
-            # A tied tensor may come under one of its names or under both; names and shapes were checked.
+            # A tied tensor may come under one or both of its names; names and shapes were checked.
             for name, tensor in payload.tensors(self.device):
                 mine[name].copy_(tensor.detach())
 
@@ -94,7 +94,7 @@ class TransformersSampler(LocalSampler):
         while waiting or taken < len(requests):
             waiting += enumerate(requests[taken:], taken)
             taken = len(requests)
-            # Shortest first: a follow-up is longer than what it follows, and waits for others of its length.
+            # Shortest first: a follow-up is longer than its predecessor, and waits for others of its length.
             waiting.sort(key=lambda asked: len(asked[1].prompt_ids))
             longest = self._spread * len(waiting[0][1].prompt_ids)
             begun = [asked for asked in waiting[: self._batch_size] if len(asked[1].prompt_ids) <= longest]
@@ -113,7 +113,7 @@ class TransformersSampler(LocalSampler):
                     yield None
 
     def check_joins(self) -> None:
-        """Refuse a model of which responses cannot begin beside others in the making."""
+        """Refuse a model whose responses cannot join a running batch."""
         if self._spread == 1:
             raise RolloutError(
                 f"the model {self.model} in {self.dtype} gives other scores beside padding (by more than {SAME:g} "
@@ -122,7 +122,7 @@ class TransformersSampler(LocalSampler):
         layers(self.forward(*padded([[0]], self.device), None)[1])
 
     def _leaves_padding_out(self) -> bool:
-        """Return whether a prompt beside a longer one gets the scores that it gets alone, and its next token, too."""
+        """Return whether a prompt gets the same scores next to a longer one as alone, and so does its next token."""
         import torch
 
         tokens = np.random.default_rng(0).integers(len(self.tokenizer), size=6).tolist()
@@ -136,11 +136,11 @@ class TransformersSampler(LocalSampler):
         try:
             return bool((scores(tokens[:3]) - scores(tokens, tokens[:3])).abs().max() <= SAME)
         except Exception:
-            # A model may take a mask and not such a one, or keep no cache, which sampling names.
+            # A model may not support such a mask, or keep no cache; sampling reports that.
             return False
 
     def forward(self, given: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> tuple[torch.Tensor, Any]:
-        """Return the logits after the last of some tokens, and the cache; the mask is 0 at its padding and theirs."""
+        """Return the logits after the last given token, and the cache; the mask is 0 at padding of cache and tokens."""
         import torch
 
         with torch.inference_mode():
@@ -155,10 +155,10 @@ class TransformersSampler(LocalSampler):
 
 
 class Decoding:
-    """Responses in the making, of which each step draws the next token.
+    """Responses being decoded; each step samples the next token of all.
 
-    The keys and values that some weights have made stay in the cache when others take their place; the settings are
-    those of the beginning.
+    Keys and values of earlier weights stay in the cache when the weights are replaced; the settings are those at the
+    beginning.
     """
 
     def __init__(self, sampler: TransformersSampler) -> None:
@@ -172,13 +172,13 @@ class Decoding:
         return len(self._rows)
 
     def step(self, begun: Sequence[tuple[int, Request]] = ()) -> list[tuple[int, Response]]:
-        """Begin responses to some requests, and draw a token of every response.
+        """Start responses to some requests, and sample one token of every response.
 
         Args:
             begun: Requests with their indices; a prompt is read once for all responses to it.
 
         Returns:
-            The responses that are finished, with their indices; they leave.
+            The finished responses, which are removed, with their indices.
         """
         import torch
 
@@ -209,7 +209,7 @@ class Decoding:
         return finished
 
     def _begin(self, begun: Sequence[tuple[int, Request]]) -> torch.Tensor:
-        """Put responses to some requests beside the others; returns the logits after their prompts."""
+        """Add responses to new requests to the batch; return the logits after their prompts."""
         import torch
 
         prompts: dict[tuple[int, ...], int] = {}
@@ -219,7 +219,7 @@ class Decoding:
         if len(prompts) < len(begun):
             chosen = torch.tensor(prompt_of, device=self._device)
             logits, mask = logits[chosen], mask if mask is None else mask[chosen]
-            # For beam search by its name; unlike batch_select_indices every layer has it, also of linear attention.
+            # Named for beam search; unlike batch_select_indices every layer has it, including linear attention.
             cache.reorder_cache(chosen)
         if self._rows:
             cache, mask = joined((self._cache, self._mask), (cache, mask))
@@ -232,7 +232,7 @@ class Decoding:
         return Row(index, request, self._ends, stop)
 
     def _keep(self, places: Sequence[int]) -> None:
-        """Go on with the responses at some places."""
+        """Keep only the responses at some places."""
         import torch
 
         self._rows = [self._rows[place] for place in places]
@@ -244,11 +244,11 @@ class Decoding:
         self._cache.reorder_cache(chosen)
 
     def unfinished(self, failure: str | None = None) -> list[tuple[int, Response]]:
-        """Return the responses as far as they are, as aborted ones, with the indices of their requests."""
+        """Return the unfinished responses, as aborted ones, with the indices of their requests."""
         return [(row.index, row.response("aborted", failure=failure)) for row in self._rows]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the cache and the mask, which make a state together with the requests and ``unfinished``."""
+        """Return the cache and the mask; with the requests and ``unfinished`` they form the state."""
         if not self._rows:
             return {}
         pairs = enumerate(layers(self._cache))
@@ -258,11 +258,11 @@ class Decoding:
     def load_state(
         self, tensors: Mapping[str, torch.Tensor], responses: Sequence[tuple[int, Request, Response]]
     ) -> None:
-        """Go on from a state.
+        """Continue from a state.
 
         Args:
-            tensors: Those of ``state``; others are left alone.
-            responses: The ``unfinished`` ones then, with the requests that they answer.
+            tensors: The tensors of ``state``; others are ignored.
+            responses: The ``unfinished`` responses of that time, with their requests.
         """
         self._keep([])
         for index, request, response in responses:
@@ -278,7 +278,7 @@ class Decoding:
 
 
 KV = ("keys", "values")
-"""What a layer of a cache holds, by its names in a state."""
+"""Contents of a cache layer, by their names in a state."""
 
 
 def layers(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -294,7 +294,7 @@ def layers(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def cache_of(pairs: Sequence[Sequence[torch.Tensor]]) -> Any:
-    """Return a cache of the keys and values of each layer."""
+    """Make a cache from the keys and values of each layer."""
     from transformers import DynamicCache
 
     cache = DynamicCache()
@@ -304,7 +304,7 @@ def cache_of(pairs: Sequence[Sequence[torch.Tensor]]) -> Any:
 
 
 def joined(*parts: tuple[Any, torch.Tensor | None]) -> tuple[Any, torch.Tensor]:
-    """Return the cache and the mask of the responses of several, with the shorter ones padded before their tokens."""
+    """Join the caches and masks of several batches; shorter responses are padded on the left."""
     import torch
 
     inside = [layers(cache) for cache, _ in parts]
@@ -315,7 +315,7 @@ def joined(*parts: tuple[Any, torch.Tensor | None]) -> tuple[Any, torch.Tensor]:
     longest = max(int(mask.sum(-1).max()) for mask in masks)
 
     def fitted(tensor: torch.Tensor, dimension: int) -> torch.Tensor:
-        # Below 0 it is cut: all that is there is padding.
+        # If negative, this cuts padding off.
         before = longest - tensor.shape[dimension]
         return torch.nn.functional.pad(tensor, (*[0, 0] * (tensor.dim() - 1 - dimension), before, 0))
 
@@ -327,7 +327,7 @@ def joined(*parts: tuple[Any, torch.Tensor | None]) -> tuple[Any, torch.Tensor]:
 
 
 def padded(prompts: Sequence[Sequence[int]], device: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return prompts with padding before the shorter ones, and 1 where they are and 0 before; None without any."""
+    """Return prompts padded on the left, and a mask with 0 at padding and 1 elsewhere; no mask without padding."""
     import torch
 
     longest = max(map(len, prompts))
@@ -338,14 +338,14 @@ def padded(prompts: Sequence[Sequence[int]], device: str) -> tuple[torch.Tensor,
 
 
 def with_one_more(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a mask of places with one more, of a token."""
+    """Extend a mask by one token."""
     import torch
 
     return mask if mask is None else torch.nn.functional.pad(mask, (0, 1), value=1)
 
 
 def uniforms(seed: int, count: int) -> NDArray[np.float64]:
-    """Return the numbers at which a response's tokens are drawn, on the CPU: they depend on no batch and no device."""
+    """Return the random numbers for a response's tokens, on the CPU: they depend on no batch and no device."""
     import torch
 
     numbers: NDArray[np.float64] = torch.rand(
@@ -355,7 +355,7 @@ def uniforms(seed: int, count: int) -> NDArray[np.float64]:
 
 
 class Row:
-    """One response in the making."""
+    """One response being decoded."""
 
     def __init__(self, index: int, request: Request, ends: frozenset[int], stop: StopTexts | None) -> None:
         self.index, self.request = index, request
@@ -366,7 +366,7 @@ class Row:
         self._versions: list[tuple[int, int]] = []
 
     def add(self, token: int, logprob: float, version: int) -> Response | None:
-        """Take the next token, which weights of a version have drawn; returns the response when that was its last."""
+        """Add the next token, sampled by a version of the weights; return the response if that was its last token."""
         if not self._versions or self._versions[-1][1] != version:
             self._versions.append((len(self.ids), version))
         self.ids.append(token)
@@ -381,7 +381,7 @@ class Row:
         return self.response("stop" if ended else "length", text=text)
 
     def response(self, finish_reason: str, *, text: str | None = None, failure: str | None = None) -> Response:
-        """Return the response as far as it is."""
+        """Return the response so far."""
         return Response(
             ids=np.array(self.ids, np.int32),
             logprobs=np.array(self._logprobs, np.float32),
@@ -393,14 +393,14 @@ class Row:
 
 
 def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return the log-probabilities of the distribution that tokens are sampled from.
+    """Return the log-probabilities of the distribution from which tokens are sampled.
 
     Args:
         logits: Shape ``(responses, vocabulary)``.
-        sampling: The settings; at temperature 0 nothing is left out and nothing tempered.
+        sampling: The settings; at temperature 0 nothing is left out and nothing is tempered.
 
     Returns:
-        Float32, the same shape, −∞ for what is left out; each row's probabilities have a total of 1.
+        Float32, the same shape, −∞ for tokens left out; the probabilities of each row sum to 1.
     """
     import torch
     from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -418,7 +418,7 @@ def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def draw(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Sample one token per response, by the inverse of its distribution function at a uniform number.
+    """Sample one token per response by inverting the cumulative distribution at a uniform number.
 
     Args:
         scores: From ``distribution``, shape ``(responses, vocabulary)``.
@@ -432,7 +432,7 @@ def draw(scores: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 
 class StopTexts:
-    """Decodes one response token by token, and finds the first of some texts in it."""
+    """Decodes one response token by token, and finds the first of several stop texts in it."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
         self._tokenizer, self._stop = tokenizer, stop
@@ -441,22 +441,22 @@ class StopTexts:
         self._text = ""
 
     def add(self, token: int) -> str | None:
-        """Take the next token; returns the response's text up to the stop text, once there is one."""
+        """Add the next token; return the response's text up to the stop text, once there is one."""
         self._ids.append(token)
-        # A token's text may depend on the one before it, so that some are decoded again with each new one.
+        # A token's text may depend on the previous one, so some tokens are decoded again with each new one.
         known = self._decoded(self._ids[self._begin : self._end])
         whole = self._decoded(self._ids[self._begin :])
-        # Until the last byte of a character there is no character to look for.
+        # A character exists only after its last byte.
         if len(whole) <= len(known) or whole.endswith(REPLACEMENT):
             return None
         new = whole[len(known) :]
         self._begin, self._end = self._end, len(self._ids)
         before = len(self._text)
         self._text += new
-        # Only texts that reach beyond what was there before.
+        # Search only for texts that extend beyond the previous text.
         places = [(self._text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stop]
         ends = [(at + len(stop), at) for at, stop in places if at >= 0]
-        # The earliest end, since one token may complete several; of those that end together the longest.
+        # The earliest end, since one token may complete several; of texts that end together the longest.
         return self._text[: min(ends)[1]] if ends else None
 
     def _decoded(self, ids: Sequence[int]) -> str:

@@ -1,8 +1,8 @@
-"""Sampling that goes on while updates are taken, on a virtual clock in one process: reproducible to the bit.
+"""Sampling during updates, on a virtual clock in one process: reproducible bit for bit.
 
-A step of decoding takes 1 unit of time, however many responses are alive; an update takes ``update_time``. Each token
-is drawn from the weights that are there at its step, after the keys and values that earlier weights have left in the
-cache. After a forced interruption a response is read anew, with the weights of then.
+A decoding step takes 1 unit of time, however many responses are active; an update takes ``update_time``. Each token is
+sampled with the weights of its step, after the keys and values that earlier weights have left in the cache. After a
+forced interruption a response is read again, with the current weights.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 
 class VirtualPipe:
-    """Generates while updates are taken: batches go in, and come out complete, in the same order.
+    """Generates during updates: batches go in, and come out complete in the same order.
 
-    Groups start in the order in which they were admitted, each once all its responses have a slot. Time passes in
-    ``take``, until a batch is complete, and in ``push``, for an update.
+    Groups start in the order of admission, each once all its responses have a slot. Time passes in ``take``, until a
+    batch is complete, and in ``push``, for an update.
 
     Args:
-        slots: Most responses alive.
-        update_time: Time of an update (steps of decoding).
-        jitter: Standard deviation of the logarithm of a factor of ``update_time``, drawn for each version.
+        slots: Most active responses.
+        update_time: Duration of an update (decoding steps).
+        jitter: Standard deviation of the logarithm of a factor on ``update_time``, drawn for each version.
         seed: Seed of these factors.
 
     Attributes:
-        clock: Time since the pipe was opened (steps of decoding).
+        clock: Time since the pipe was opened (decoding steps).
 
     Raises:
-        RolloutError: The sampler is not a ``TransformersSampler``, its model does not allow responses to begin beside
-            others, or an argument is out of its range.
+        RolloutError: The sampler is not a ``TransformersSampler``, responses of its model cannot join a running batch,
+            or an argument is out of range.
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class VirtualPipe:
         self._decoding = Decoding(self.sampler)
         self._scoring = Scoring(self.sampler.scorer, self.sampler.faults, self._columns)
         self._groups: dict[int, OpenGroup] = {}
-        """Groups that are not scored, in the order of their admission, by the index of their first request."""
+        """Groups that are not scored, in order of admission, by the index of their first request."""
         self._waiting: deque[OpenGroup] = deque()
         self._alive: dict[int, OpenGroup] = {}
-        """The group of each request that has begun and is not finished."""
+        """The group of each active request."""
         self._following: list[tuple[int, Request]] = []
-        """Requests by which interrupted responses go on at the next step."""
+        """Requests with which interrupted responses continue at the next step."""
         self._scored: dict[int, list[pl.DataFrame]] = {}
-        """Groups that are scored and not taken, by step; there is an entry for every step that was begun."""
+        """Groups that are scored and not taken, by step; every begun step has an entry."""
         self._next = 0
 
     def begin(self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, run_id: str) -> None:
-        """Admit the groups of a step's batch, by problem; nothing is waited for."""
+        """Admit the groups of a step's batch, by problem, without waiting."""
         if step in self._scored:
             raise RolloutError(f"step {step} was begun before and not taken since; each step must be begun once")
         self._check_room(samples)
@@ -95,7 +95,7 @@ class VirtualPipe:
 
     def _admit(self, problems: pl.DataFrame, draws: Sequence[Draw], firsts: Sequence[int]) -> None:
         prompts = self.sampler.checked(problems)
-        # What is refused of one leaves none of them here.
+        # If one is refused, none is admitted.
         admitted = [
             OpenGroup(self.sampler, problems[row : row + 1], prompt, draw, first=first)
             for row, (prompt, draw, first) in enumerate(zip(prompts, draws, firsts, strict=True))
@@ -104,10 +104,10 @@ class VirtualPipe:
         self._waiting.extend(admitted)
 
     def take(self, step: int) -> pl.DataFrame:
-        """Let time pass until every group of a step is complete, and return them.
+        """Let time pass until every group of a step is complete, and return the groups.
 
         Returns:
-            The ``rollouts`` table with its columns ``versions`` and ``version_starts``, by problem and sample.
+            The ``rollouts`` table with the columns ``versions`` and ``version_starts``, by problem and sample.
         """
         if step not in self._scored:
             raise RolloutError(f"step {step} was not begun or was taken before; each must be begun and taken once")
@@ -119,9 +119,9 @@ class VirtualPipe:
         return self._table(self._scored.pop(step))
 
     def push(self, weights: Any, version: int) -> None:
-        """Let the time of an update pass, then let weights take the place of those before.
+        """Let the time of an update pass, then replace the weights.
 
-        They enter between two steps of decoding: at the end of the one in which the update ends.
+        They enter between two decoding steps, after the one in which the update ends.
         """
         luck = np.random.default_rng((self.seed, version)).standard_normal()
         end = self.clock + self.update_time * exp(self.jitter * luck)
@@ -132,10 +132,10 @@ class VirtualPipe:
         self.sampler.sync(weights, version, in_flight=True)
 
     def _step(self) -> None:
-        """Draw a token of every response, those included for which there is room from now on."""
+        """Sample one token of every response, including those that now get a slot."""
         self.sampler.check_whole()
         begun, self._following = self._following, []
-        # Those that have waited longest, as far as there is room.
+        # Those that have waited longest, while there are slots.
         while self._waiting and len(self._alive) + self._waiting[0].draw.samples <= self.slots:
             begun += self._start(self._waiting.popleft())
         self._pass(1.0)
@@ -150,7 +150,7 @@ class VirtualPipe:
         return requests
 
     def _hear(self, index: int, response: Response) -> Request | None:
-        """Take what the engine answers to a request; returns the next one where the response goes on."""
+        """Record the engine's answer to a request; return the next request if the response continues."""
         following = self._alive[index].control(index, response)
         if isinstance(following, Request):
             return following
@@ -158,21 +158,21 @@ class VirtualPipe:
         return None
 
     def _end(self, index: int, response: Response) -> None:
-        """Take a finished response, and score its group where that is complete."""
+        """Record a finished response, and score its group if it is complete."""
         group = self._alive.pop(index)
         whole = group.finished(index, response)
         if whole is not None:
             self._scoring.submit(group, whole)
 
     def _pass(self, time: float) -> None:
-        """Let time pass, and count the free slots of it for which no group waited."""
+        """Advance the clock, and count slots that are free while no group waits."""
         self.clock += time
         self._time += time
         if not self._waiting:
             self._free += time * (1 - len(self._alive) / self.slots)
 
     def _collect(self) -> None:
-        """Wait for the verdicts on all groups that are complete."""
+        """Wait for the verdicts on all complete groups."""
         for group, rows in self._scoring.rest():
             del self._groups[group.first]
             self._scored[group.draw.step].append(pl.DataFrame(rows))
@@ -182,10 +182,10 @@ class VirtualPipe:
         return pl.concat([none, *groups]).sort("step", "problem_id", "sample")
 
     def abandon(self) -> pl.DataFrame:
-        """Take everything out of the engine that was begun and not taken.
+        """Remove from the engine all batches that were begun and not taken.
 
         Returns:
-            What was generated of it, as ``take`` does: unfinished responses are ``aborted`` with their tokens so far,
+            What was generated of them, like ``take``: unfinished responses are ``aborted`` with their tokens so far,
             and count as wrong.
         """
         for index, _ in self._following:
@@ -199,7 +199,7 @@ class VirtualPipe:
         return self._table(groups)
 
     def idle(self) -> dict[str, float]:
-        """Return shares of the time since the last call.
+        """Return fractions of the time since the last call.
 
         Returns:
             ``engines``: free slots of all slots, while no group waited; ``trainer``: time in ``take``; and ``clock``.
@@ -210,7 +210,7 @@ class VirtualPipe:
         return shares | {"clock": self.clock}
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return what a checkpoint must hold to go on from here to the bit: tensors, and values for JSON."""
+        """Return the state for a checkpoint, from which it continues bit for bit: tensors, and values for JSON."""
         self._collect()
         groups = list(self._groups.values())
         heard = list(chain.from_iterable(group.heard for group in groups))
@@ -232,7 +232,7 @@ class VirtualPipe:
         return tensors | {name: packed(table) for name, table in tables.items()}, values
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
-        """Go on from a state, with a sampler of the same settings that holds the weights of then."""
+        """Continue from a state, with a sampler that has the same settings and the weights of that time."""
         for draw in values["draws"]:
             self._check_room(draw["samples"])
         self._clear()
@@ -258,7 +258,7 @@ class VirtualPipe:
         self._decoding.load_state(tensors, unfinished)
 
     def close(self) -> None:
-        """Forget everything; the sampler stays open."""
+        """Discard everything; the sampler stays open."""
         self._clear()
 
 

@@ -1,11 +1,12 @@
-"""The weights of a sync: the tensors that must come, buckets of them, and the ways in which a bucket travels.
+"""The weights of a sync: the required tensors, their buckets, and the transports of a bucket.
 
-An engine does not compare what it is given with its model: vLLM loads a checkpoint without its last tensor and keeps
-the old one. So each tensor is compared here first. A bucket travels as it is in one process (``InProcess``), through
-Ray's object store (``InObjectStore``), in memory that two processes map, on a GPU by CUDA IPC and on CPU by a file
-(``InSharedMemory``), or over a process group apart from torch's default one (``Broadcast``), whose rank 0 is the sender
-and which is kept from one sync to the next while the same processes take the weights. vLLM's own sender over NCCL would
-need the whole model's names, types and shapes before it begins, sends to one engine, and runs on GPUs only.
+An engine does not check weights against its model: vLLM loads a checkpoint without its last tensor and keeps the old
+one. Therefore each tensor is checked here first. A bucket has four transports: unchanged within one process
+(``InProcess``); through Ray's object store (``InObjectStore``); in memory that two processes map, by CUDA IPC on a GPU
+and by a file on CPU (``InSharedMemory``); or over a process group separate from torch's default one (``Broadcast``).
+Rank 0 of that group is the sender, and the group is reused for further syncs with the same processes. vLLM's own NCCL
+sender needs the names, types and shapes of the whole model before it begins, sends to one engine, and runs on GPUs
+only.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ if TYPE_CHECKING:
 
 BACKENDS = ("gloo", "nccl")
 BUCKET_BYTES = 128 * 2**20
-"""Bytes of tensors in one bucket."""
+"""Bytes of tensors per bucket."""
 ALIGNMENT = 16
-"""A tensor begins at a multiple of this many bytes, so that bytes can be viewed as any type."""
+"""Tensors begin at multiples of this many bytes, so that bytes can be viewed as any type."""
 SMALL = 512
-"""Most rows or columns of a matrix that travels in float32 to an engine of a lower type."""
+"""Largest number of rows or columns of a matrix that is sent in float32 to an engine of a lower type."""
 JOIN_SECONDS = 60.0
-"""Most that the ranks of a group wait for one another to come (s)."""
+"""Longest wait of a group's ranks for each other (s)."""
 LEAVE_SECONDS = 10.0
-"""Most that is waited for torch to end a group (s)."""
+"""Longest wait for torch to end a group (s)."""
 POLL_SECONDS = 0.02
 TORN = "torn"
-"""The key in a group's store that says that it does not come about."""
+"""Key in a group's store that marks the group as failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +56,9 @@ class Manifest:
     """The tensors of a model.
 
     Attributes:
-        shapes: From the Hugging Face name of each to its shape.
-        tied: From the name of each that is only another name of one to that one's name, as ``lm_head.weight`` to
-            ``model.embed_tokens.weight``; a sync may leave the former out.
+        shapes: The shape of each tensor by its Hugging Face name.
+        tied: For each name that is an alias, the name of its tensor, as ``lm_head.weight`` to
+            ``model.embed_tokens.weight``; a sync may leave out the alias.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -65,12 +66,12 @@ class Manifest:
 
     @property
     def elements(self) -> int:
-        """Number of the model's parameters, tied ones counted once."""
+        """Number of the model's parameters; tied ones count once."""
         return sum(prod(shape) for name, shape in self.shapes.items() if name not in self.tied)
 
 
 def manifest(model: str) -> Manifest:
-    """Return the tensors of a model, from its configuration alone: nothing is allocated."""
+    """Return the tensors of a model from its configuration alone; nothing is allocated."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -83,12 +84,12 @@ def manifest(model: str) -> Manifest:
 
 
 def stored_parameters(folder: str | Path) -> int | None:
-    """Return the number of parameters in a model's safetensors files, of which only headers are read.
+    """Return the number of parameters in a model's safetensors files; only their headers are read.
 
-    Tied tensors are stored and counted once; of quantised weights the packed values are counted. None where there are
-    no such files, as for the name of a model on the hub, or they cannot be read: whoever loads the model says why.
+    Tied tensors are stored and counted once; for quantised weights the packed values are counted. None if there are no
+    such files, as for a model on the hub, or if they cannot be read: loading the model reports why.
     """
-    # Some folders hold the weights twice, as consolidated.safetensors, too.
+    # Some folders hold the weights a second time, as consolidated.safetensors.
     files = sorted(Path(folder).glob("model*.safetensors"))
     if not files:
         return None
@@ -106,19 +107,19 @@ def stored_parameters(folder: str | Path) -> int | None:
 
 
 def manifest_of(built: Any) -> Manifest:
-    """Return the tensors of a model of transformers, on any device."""
+    """Return the tensors of a transformers model, on any device."""
     tensors = built.state_dict(keep_vars=True)
     first: dict[int, str] = {}
-    # Tied tensors are one object; the name that comes first, the embedding's, is its own.
+    # Tied tensors are one object; the first name, that of the embedding, is its own.
     names = {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
     tied = {name: source for name, source in names.items() if name != source}
     return Manifest(shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()}, tied=tied)
 
 
 def checked(weights: Iterable[tuple[str, Any]], wanted: Manifest) -> Iterator[tuple[str, Any]]:
-    """Pass on the tensors of a sync, and compare each with those that the model has, as they arrive.
+    """Yield the tensors of a sync, and check each against the model's as it arrives.
 
-    Of tied tensors the first to come is buffered until the other does, or to the end.
+    Of tied tensors the first is buffered until the other one arrives, or until the end.
 
     Raises:
         RolloutError: A tensor is missing, unknown, repeated, of another shape, or differs from the one that it is tied
@@ -152,9 +153,9 @@ def checked(weights: Iterable[tuple[str, Any]], wanted: Manifest) -> Iterator[tu
 
 
 def rounded(weights: Iterable[tuple[str, Any]], dtype: str | None) -> Iterator[tuple[str, Any]]:
-    """Give large matrices in float32 an engine's type of 16 bits, which it would give them itself: half the bytes.
+    """Cast large float32 matrices to an engine's 16-bit type, as the engine would do: half the bytes.
 
-    What an engine may hold in float32 is small, such as norms, biases and routers, and stays as it is.
+    Tensors that an engine may hold in float32 are small, such as norms, biases and routers, and are not cast.
     """
     import torch
 
@@ -166,7 +167,7 @@ def rounded(weights: Iterable[tuple[str, Any]], dtype: str | None) -> Iterator[t
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Raise whatever an engine raises over the weights that it is given as one sentence."""
+    """Turn any error of an engine about its weights into one sentence."""
     try:
         yield
     except RolloutError:
@@ -180,7 +181,7 @@ def loading() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The tensors of a packed bucket, in its order."""
+    """The tensors in a packed bucket, in order."""
 
     names: list[str]
     dtypes: list[str]
@@ -188,7 +189,7 @@ class Contents:
     nbytes: int
 
     def unpacked(self, packed: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """Return names and tensors, which are views of ``packed``, shape ``(nbytes,)``, uint8."""
+        """Return names and tensors as views of ``packed``, shape ``(nbytes,)``, uint8."""
         import torch
 
         tensors, begin = [], 0
@@ -201,9 +202,9 @@ class Contents:
 
 
 def buckets(weights: Iterable[tuple[str, Any]], *, size: int) -> Iterator[list[tuple[str, Any]]]:
-    """Yield tensors in buckets of at most ``size`` bytes, in their order; a larger tensor has a bucket of its own.
+    """Yield tensors in buckets of at most ``size`` bytes, in order; a larger tensor has its own bucket.
 
-    Of a stream only one bucket and the next tensor are buffered.
+    Only one bucket and the next tensor of a stream are buffered.
     """
     buffered: list[tuple[str, Any]] = []
     used = 0
@@ -218,7 +219,7 @@ def buckets(weights: Iterable[tuple[str, Any]], *, size: int) -> Iterator[list[t
 
 
 def pack(bucket: list[tuple[str, torch.Tensor]], device: Any) -> tuple[Contents, torch.Tensor]:
-    """Copy the tensors of a bucket into one run of bytes on a device."""
+    """Copy the tensors of a bucket into one byte buffer on a device."""
     import torch
 
     tensors = [tensor.detach() for _, tensor in bucket]
@@ -240,12 +241,12 @@ def _aligned(length: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """Names and tensors of this process, as they are, on any device."""
+    """Names and tensors of this process, unchanged, on any device."""
 
     pairs: list[tuple[str, Any]]
 
     def tensors(self, device: Any) -> list[tuple[str, Any]]:
-        """Return them."""
+        """Return the names and tensors."""
         return self.pairs
 
 
@@ -257,7 +258,7 @@ class InObjectStore:
     array: NDArray[np.uint8]
 
     def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
-        """Return copies, since the store's bytes are read-only and may go."""
+        """Return copies, since the store's bytes are read-only and may disappear."""
         import torch
 
         return self.contents.unpacked(torch.from_numpy(np.array(self.array)).to(device))
@@ -265,11 +266,11 @@ class InObjectStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InSharedMemory:
-    """Memory of another process on the same device, which stays as it is until the payload has been taken.
+    """Memory of another process on the same device, which stays unchanged until the payload has been taken.
 
     Attributes:
         place: Its device, as ``place_of`` names it.
-        handle: Where it is: ``torch.multiprocessing``'s function that maps it and its arguments, pickled.
+        handle: Where it is: the function of ``torch.multiprocessing`` that maps it and its arguments, pickled.
     """
 
     contents: Contents
@@ -277,7 +278,7 @@ class InSharedMemory:
     handle: bytes
 
     def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
-        """Return copies, which vLLM may hold until a layer is complete."""
+        """Return copies, which vLLM may keep until a layer is complete."""
         if place_of(device) != self.place:
             raise RolloutError(
                 f"weights shared on {self.place} were sent to a model on {place_of(device)}; the transport must be "
@@ -287,7 +288,7 @@ class InSharedMemory:
         if self.place.startswith("GPU"):
             import torch
 
-            # torch's arguments name the GPU by its index, which may be another one here.
+            # torch's arguments name the GPU by its index, which may differ here.
             index = torch.device(device).index
             arguments = (*arguments[:6], torch.cuda.current_device() if index is None else index, *arguments[7:])
         copy = rebuild(*arguments).clone()
@@ -302,7 +303,7 @@ class Broadcast:
     contents: Contents
 
     def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
-        """Wait for it."""
+        """Wait for the broadcast and return the tensors."""
         import torch
 
         group = _current
@@ -314,17 +315,17 @@ class Broadcast:
 
 
 Payload = InProcess | InObjectStore | InSharedMemory | Broadcast
-"""A bucket of weights, whose method ``tensors`` returns names and tensors in the process that takes them."""
+"""A bucket of weights; its method ``tensors`` returns names and tensors in the receiving process."""
 
 
 def share(contents: Contents, packed: torch.Tensor) -> InSharedMemory:
-    """Let other processes on the device map a bucket, uint8; whoever calls keeps it until they have."""
+    """Let other processes on the device map a bucket (uint8); the caller keeps it until they have."""
     import torch.multiprocessing as processes
     from torch.multiprocessing.reductions import reduce_tensor
 
     _finish(packed)
     strategy, file = processes.get_sharing_strategy(), io.BytesIO()
-    # On CPU by a name: a file descriptor could only be passed on to a child.
+    # On CPU by name: a file descriptor could only be passed to a child.
     processes.set_sharing_strategy("file_system")
     try:
         ForkingPickler(file, pickle.HIGHEST_PROTOCOL).dump(reduce_tensor(packed))
@@ -334,7 +335,7 @@ def share(contents: Contents, packed: torch.Tensor) -> InSharedMemory:
 
 
 def _finish(copied: torch.Tensor) -> None:
-    """Wait for copies that a GPU has been asked for: another process reads or replaces what they are of."""
+    """Wait for pending copies of a GPU, since another process reads or overwrites their source."""
     if copied.is_cuda:
         import torch
 
@@ -342,7 +343,7 @@ def _finish(copied: torch.Tensor) -> None:
 
 
 def place_of(device: Any) -> str:
-    """Return the name of a device that is the same in every process: a GPU's UUID, or the machine's name."""
+    """Return a name for a device that is the same in every process: a GPU's UUID, or the machine's name."""
     if not str(device).startswith("cuda"):
         return f"CPU of {socket.gethostname()}"
     import torch
@@ -352,7 +353,7 @@ def place_of(device: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The address at which the ranks of a group find each other; ``seconds`` is the timeout of each broadcast."""
+    """The address where the ranks of a group meet; ``seconds`` is the timeout of each broadcast."""
 
     backend: str
     host: str
@@ -366,7 +367,7 @@ class Rendezvous:
         return min(JOIN_SECONDS, self.seconds)
 
     def store(self) -> Any:
-        """Connect with the sender's store."""
+        """Connect to the sender's store."""
         from torch.distributed import TCPStore
 
         timeout = timedelta(seconds=self.join_seconds)
@@ -374,16 +375,16 @@ class Rendezvous:
 
 
 class Underway:
-    """A broadcast that goes on, on a thread of its own.
+    """A broadcast in progress, in its own thread.
 
-    NCCL connects its ranks in the first one, and there waits for ever for a rank that has died.
+    NCCL connects its ranks in the first broadcast, and then waits for ever for a rank that has died.
     """
 
     def __init__(self, work: Callable[[], Any], seconds: float) -> None:
         self._done, self._seconds = _aside(work), seconds
 
     def wait(self) -> None:
-        """Wait until it is over."""
+        """Wait until it has finished."""
         try:
             self._done.result(self._seconds)
         except TimeoutError:
@@ -396,7 +397,7 @@ class Underway:
 
 
 def _aside(work: Callable[[], Any]) -> Future[Any]:
-    """Do something that may hang on a thread that nobody waits for when the process ends."""
+    """Run something that may hang in a thread that does not keep the process alive."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -414,7 +415,7 @@ class BroadcastGroup:
 
     def __init__(self, key: str, rendezvous: Rendezvous, store: Any, rank: int, check: Callable[[], object]) -> None:
         self.key, self.on_gpus, self._seconds = key, rendezvous.backend == "nccl", rendezvous.seconds
-        # Rank 0 holds the store that the others ask.
+        # Rank 0 hosts the store that the others use.
         self._store = store
         here = [f"here/{each}" for each in range(rendezvous.world)]
         store.set(here[rank], "")
@@ -425,7 +426,7 @@ class BroadcastGroup:
                 absent = [each for each, name in enumerate(here) if not store.check([name])]
                 named = f"ranks {', '.join(map(str, absent))} of {len(here)}" if absent else "a rank"
                 raise AbsentError(absent, f"{named} did not come in {rendezvous.join_seconds:g} s")
-            # torch's own group would wait for a rank that does not come, and could not be told to leave.
+            # torch's own group would wait for a missing rank, and could not be told to leave.
             if making is None and store.check(here):
                 making = _aside(lambda: _group(rendezvous, rank))
             sleep(POLL_SECONDS)
@@ -441,7 +442,7 @@ class BroadcastGroup:
         return Underway(lambda: group.broadcast(tensor, 0).wait(limit), self._seconds)
 
     def close(self) -> None:
-        """Leave the group, whatever others do."""
+        """Leave the group, whatever other ranks do."""
         # gloo's connections end with the group itself.
         group, self._group = self._group, None
         if group is not None:
@@ -450,12 +451,12 @@ class BroadcastGroup:
 
 
 class AbsentError(EngineError):
-    """A group did not come about."""
+    """A group could not be formed."""
 
     def __init__(self, ranks: list[int], why: str) -> None:
         super().__init__(f"there is no group to broadcast weights to ({why}); sync again before sampling")
         self.ranks = ranks
-        """Those that did not come; none where all came and could not be connected."""
+        """The ranks that are missing; empty if all came but could not be connected."""
 
 
 _current: BroadcastGroup | None = None
@@ -471,13 +472,13 @@ def connect(
     invite: Callable[[Rendezvous], object],
     check: Callable[[], object],
 ) -> BroadcastGroup:
-    """Return the group of a sender to the processes of a key: the one there is, or else a new one.
+    """Return the sender's group for the processes of a key: the existing one, or a new one.
 
     Args:
-        key: Names the processes; a restarted one has another name.
-        world: Number of ranks, this one included.
-        invite: Asks the others to join.
-        check: Raises an error where one of them cannot; it is called again and again until all have joined.
+        key: Identifies the processes; a restarted process has another key.
+        world: Number of ranks, including this one.
+        invite: Asks the other ranks to join.
+        check: Raises an error if one of them cannot join; it is called repeatedly until all have joined.
     """
     global _current
     if _current is not None and _current.key == key:
@@ -486,7 +487,7 @@ def connect(
     from torch.distributed import TCPStore
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # A store that opens its own port listens on every address of the machine.
+    # A store that opens its own port would listen on every address of the machine.
     with socket.create_server((host, 0), family=family) as server:
         port = int(server.getsockname()[1])
         store = TCPStore(
@@ -509,7 +510,7 @@ def connect(
 
 
 def join(rendezvous: Rendezvous, rank: int) -> None:
-    """Join a sender's group, in place of any that this process had."""
+    """Join a sender's group, replacing this process's previous one."""
     global _current
     leave()
 
@@ -521,7 +522,7 @@ def join(rendezvous: Rendezvous, rank: int) -> None:
         store = rendezvous.store()
         _current = BroadcastGroup("", rendezvous, store, rank, check)
     except Exception as error:
-        # Also where the sender, and with it the store, has gone.
+        # Also if the sender, and with it the store, is gone.
         raise EngineError(
             f"rank {rank} of {rendezvous.world} could not join the group that weights are broadcast to "
             f"({reason_of(error)}); sync again before sampling"
@@ -539,7 +540,7 @@ def leave() -> None:
 def _group(rendezvous: Rendezvous, rank: int) -> Any:
     import torch.distributed as dist
 
-    # A connection of its own: one that waits for a key answers nothing else.
+    # Use a new connection, since one that waits for a key answers nothing else.
     store, timeout = rendezvous.store(), timedelta(seconds=rendezvous.seconds)
     if rendezvous.backend == "gloo":
         return dist.ProcessGroupGloo(store, rank, rendezvous.world, timeout)

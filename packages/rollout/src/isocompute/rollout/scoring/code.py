@@ -1,4 +1,4 @@
-"""Hashes of what code does: its syntax tree, without comments, docstrings and the texts of messages."""
+"""Hashes of a code's behaviour: its syntax tree without comments, docstrings and message texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..errors import RolloutError
 from .rules import rule
 
 SPEAKERS = frozenset({"warnings", "logging", "logger", "log"})
-"""Names whose methods say something and compute nothing."""
+"""Names whose methods only print or log."""
 INSTALLED = tuple(str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("purelib", "platlib"))
 Node = TypeVar("Node", bound=ast.AST)
 
@@ -29,12 +29,12 @@ def digest(value: Any) -> str:
 
 
 def source_hash(path: Path) -> str:
-    """Hash of what a file of code does."""
+    """Hash of a code file's behaviour."""
     return digest(ast.dump(silenced(ast.parse(path.read_bytes()))))
 
 
 def silenced(tree: Node) -> Node:
-    """Take docstrings and the texts of errors, ``print`` and logging out of a syntax tree, which is changed."""
+    """Remove docstrings and the texts of errors, ``print`` and logging from a syntax tree, in place."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [s for s in node.body if not _is_text(s)] or [ast.Pass()]
@@ -44,7 +44,7 @@ def silenced(tree: Node) -> Node:
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    """Return whether a statement is a text alone: a docstring, or one under an attribute."""
+    """Return whether a statement is only a text: a docstring, or the one below an attribute."""
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)
@@ -53,14 +53,14 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _is_message(called: ast.expr) -> bool:
-    """Return whether a call only says something: ``print``, or a method of ``warnings``, ``logging`` or a logger."""
+    """Return whether a call only prints or logs: ``print``, or a method of ``warnings``, ``logging`` or a logger."""
     if isinstance(called, ast.Name):
         return called.id == "print"
     return isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in SPEAKERS
 
 
 def _silence(message: ast.AST) -> None:
-    """Empty the texts in a message; what is computed for it stays."""
+    """Empty the texts in a message; computations in it stay."""
     for node in ast.walk(message):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             node.value = ""
@@ -69,9 +69,9 @@ def _silence(message: ast.AST) -> None:
 
 
 def code_of_rules(verifiers: Iterable[str]) -> dict[str, str]:
-    """Hash of the code behind each rule that is a function of one's own, with the modules beside it that it imports.
+    """Hash the code behind each user function among the rules, with the neighbouring modules that it imports.
 
-    What it reads from other files, or imports by a name that it computes, is not seen.
+    Other files that it reads, and imports by computed names, are not covered.
     """
     bases = sorted({rule(name).base for name in set(verifiers)})
     return {base: _hash_of_rule(base) for base in bases if base.startswith("python:")}
@@ -80,10 +80,10 @@ def code_of_rules(verifiers: Iterable[str]) -> dict[str, str]:
 def _hash_of_rule(base: str) -> str:
     module = base.split(":")[1]
     top = module.partition(".")[0]
-    # The sandbox looks in this folder, too.
+    # The sandbox searches this folder, too.
     spec = PathFinder.find_spec(top, [*(place for place in sys.path if place), str(Path.cwd())])
     if spec is None and top not in sys.modules:
-        # An editable installation may have a finder of its own.
+        # An editable installation may have its own finder.
         spec = find_spec(top)
     if spec is None:
         raise RolloutError(f"the verifier {base} is of a module that cannot be found: {top}")

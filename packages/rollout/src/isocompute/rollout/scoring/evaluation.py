@@ -1,4 +1,4 @@
-"""Evaluations: a policy answers questions, and its responses become scores with standard errors, or pass rates."""
+"""Evaluations: a policy answers questions, and its responses give scores with standard errors, or pass rates."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .rules import decode_metadata, metadata_of, own_response, rule
 from .scorer import Item, Scorer, Verdict
 
 Z = 1.959964
-"""Standard deviations of a normal distribution on either side of its mean that hold 95 % of it."""
+"""Half-width of a normal distribution's central 95 %, in standard deviations."""
 ROUNDS = 3
-"""Times that a question's responses are sampled, the first included."""
+"""Rounds of sampling per question, including the first."""
 LARGEST_LEFT_OUT_SHARE = 0.1
-"""Share of the questions that may still lack responses after these rounds."""
+"""Largest fraction of the questions that may still lack responses after these rounds."""
 DROPPED = dict.fromkeys(("problem_id", "prompt", "answer", "verifier", "reason"), pl.String)
 """Columns of a table of dropped problems."""
 
 
 class Sampler(Protocol):
-    """Anything that answers problems, as those of ``samplers`` do."""
+    """Anything that answers problems, like the samplers in ``samplers``."""
 
     def sample(
         self,
@@ -40,7 +40,7 @@ class Sampler(Protocol):
         run_id: str,
         first_sample: int = 0,
     ) -> pl.DataFrame:
-        """Return a ``rollouts`` table; ``first_sample`` is given only where earlier responses were aborted."""
+        """Return a ``rollouts`` table; ``first_sample`` is passed only if earlier responses were aborted."""
         ...
 
 
@@ -51,7 +51,7 @@ class EvaluationResult:
     metrics: Mapping[str, float]
     """``avg_at_k``, ``best_at_k`` and ``worst_at_k``, means over the questions."""
     rollouts: pl.DataFrame
-    """The ``rollouts`` table behind them, aborted responses included."""
+    """The ``rollouts`` table behind the metrics, aborted responses included."""
     pass_rates: pl.DataFrame
     """``problem_id``, ``successes``, ``samples``: the completed responses of every problem."""
     questions: int
@@ -64,13 +64,13 @@ def evaluate(
 ) -> EvaluationResult:
     """Answer every problem ``samples`` times and score the answers.
 
-    Aborted responses are sampled again, at most twice, under new sample indices. A problem that still lacks some is
-    left out of the metrics; the estimators use all completed responses.
+    Aborted responses are sampled again, at most twice, with new sample indices. A problem that still lacks responses is
+    left out of the metrics. The estimators use all completed responses.
 
     Args:
         samples: Responses per problem, k.
-        at: Cumulative rollouts trained on. The sampling seeds depend on it: at one point of the grid, runs of one
-            seed share them, whatever their n.
+        at: Cumulative rollouts trained on. The sampling seeds depend on it: at the same point of the grid, runs with
+            the same seed share them, whatever their n.
         phase: Purpose of the responses; their seeds depend on it, too.
 
     Raises:
@@ -95,9 +95,9 @@ def evaluate(
 
 
 def sample_completed(sampler: Sampler, problems: pl.DataFrame, *, samples: int, **request: Any) -> pl.DataFrame:
-    """Answer every problem ``samples`` times, and sample again, at most twice, where responses were aborted.
+    """Answer every problem ``samples`` times; aborted responses are sampled again, at most twice.
 
-    Returns a ``rollouts`` table, aborted responses included; those sampled again have new sample indices.
+    Returns a ``rollouts`` table, aborted responses included; repeated ones have new sample indices.
     """
     rollouts = sampler.sample(problems, samples=samples, **request)
     first_sample = samples
@@ -105,7 +105,7 @@ def sample_completed(sampler: Sampler, problems: pl.DataFrame, *, samples: int, 
         again = lacking(problems, rollouts, samples)
         if again.is_empty():
             break
-        # As many for each as for the one that lacks most, so that their sample indices stay the same.
+        # The same number for all problems, so that sample indices stay aligned.
         more = int(again["lacks"].to_numpy().max())
         retried = sampler.sample(again.drop("lacks"), samples=more, first_sample=first_sample, **request)
         rollouts = pl.concat([rollouts, retried]).sort("problem_id", "sample")
@@ -114,7 +114,7 @@ def sample_completed(sampler: Sampler, problems: pl.DataFrame, *, samples: int, 
 
 
 def lacking(problems: pl.DataFrame, rollouts: pl.DataFrame, samples: int) -> pl.DataFrame:
-    """Return the problems with fewer completed responses than asked for, with the number that each ``lacks``."""
+    """Return the problems with fewer completed responses than ``samples``, and how many each ``lacks``."""
     completed = successes(rollouts).select("problem_id", completed=pl.col("samples").cast(pl.Int64))
     counted = problems.join(completed, on="problem_id", how="left", maintain_order="left")
     lacks = samples - pl.col("completed").fill_null(0)
@@ -124,8 +124,8 @@ def lacking(problems: pl.DataFrame, rollouts: pl.DataFrame, samples: int) -> pl.
 def successes(rollouts: pl.DataFrame) -> pl.DataFrame:
     """Count right answers per problem, aborted responses left out.
 
-    Right is a reward of exactly 1. With a length penalty the rewards of phase ``train`` are less for right responses
-    that are long: ``score`` writes them without penalty.
+    A response is right if its reward is exactly 1. With a length penalty, long right responses of phase ``train`` have
+    a lower reward; ``score`` writes rewards without the penalty.
 
     Returns:
         ``problem_id``, ``successes`` i32, ``samples`` i32, sorted by problem.
@@ -145,16 +145,15 @@ class Score:
     Attributes:
         name: Such as ``avg_at_4``.
         value: The mean.
-        standard_error: With the questions as drawn from a population: the standard deviation over questions by the
-            root of their number, which contains the luck of sampling; None for a single question, and where there is
-            an ``interval`` instead.
-        sampling_error: The part from sampling responses, with the questions given; None where the responses are too
-            few to tell (2 for avg@k, 2k for the others), where there is a ``sampling_interval`` instead, and for
-            differences.
-        questions: Questions it is a mean over.
+        standard_error: Standard error with the questions as a sample of a population: the standard deviation over
+            questions divided by the root of their number. It includes the sampling of responses. None for a single
+            question, or if there is an ``interval`` instead.
+        sampling_error: The part due to sampling responses, for fixed questions. None with too few responses (at least 2
+            are needed for avg@k, 2k for the others), if there is a ``sampling_interval`` instead, and for differences.
+        questions: Number of questions in the mean.
         interval: 95 % interval of a value of 0 or 1, whose standard error would be 0: Wilson's, with the questions as
-            trials; of a difference of two such values Newcombe's. None for all others.
-        sampling_interval: The same with the questions given: for avg@k every response is a trial.
+            trials, or Newcombe's for a difference of two such values. None for all other values.
+        sampling_interval: The same for fixed questions: for avg@k every response is a trial.
     """
 
     name: str
@@ -170,7 +169,7 @@ def scores(counts: pl.DataFrame, ks: Sequence[int]) -> list[Score]:
     """Return avg@k, best@k and worst@k over questions, exact for draws without replacement.
 
     Args:
-        counts: ``problem_id``, ``successes`` and ``samples``, each with at least the largest k samples.
+        counts: ``problem_id``, ``successes`` and ``samples``, with at least the largest k samples each.
     """
     if counts.is_empty():
         raise RolloutError("there are no questions to score")
@@ -200,7 +199,7 @@ def scores(counts: pl.DataFrame, ks: Sequence[int]) -> list[Score]:
 def differences(ours: pl.DataFrame, theirs: pl.DataFrame, ks: Sequence[int]) -> list[Score]:
     """Return the mean differences between two policies on the questions that both answered, ours minus theirs.
 
-    Pairing removes what the questions have in common: their standard error is that of the differences.
+    Pairing removes the variation that both share: the standard error is that of the differences.
     """
     both = ours.join(theirs, on="problem_id", suffix="_theirs").sort("problem_id")
     if both.is_empty():
@@ -226,7 +225,7 @@ def differences(ours: pl.DataFrame, theirs: pl.DataFrame, ks: Sequence[int]) -> 
 
 
 def usual_samples(counts: pl.DataFrame) -> int:
-    """Return the number of responses that most questions have; of two as frequent, the larger."""
+    """Return the most frequent number of responses per question; the larger one in a tie."""
     frequent = counts.group_by("samples").len().sort("len", "samples")
     return int(frequent["samples"][-1])
 
@@ -257,7 +256,7 @@ def avg_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.flo
     Args:
         successes: Responses with reward 1, per problem.
         samples: Responses sampled, per problem.
-        k: Responses drawn; at most ``samples``.
+        k: Number of responses drawn; at most ``samples``.
 
     Returns:
         One value per problem.
@@ -285,16 +284,16 @@ METRICS = {"avg": avg_at_k, "best": best_at_k, "worst": worst_at_k}
 
 
 def sampling_variance(metric: str, successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Unbiased estimate of the variance that an estimate has from sampling responses, its question given.
+    """Unbiased estimate of the sampling variance of an estimate, for a fixed question.
 
     The estimators are means over all draws of k responses, U, and Var U = E U² − θ². Two disjoint draws of k give an
     unbiased estimate of θ², which for a success in every draw is that of 2k responses: C(c, 2k) / C(m, 2k). A single
-    estimate may be negative; their mean over many questions is what is used.
+    estimate may be negative; use the mean over many questions.
 
     Args:
         samples: Responses sampled, per problem: at least 2 for ``avg``, and at least 2k for the others.
 
-    The other arguments, and what is returned, are those of the estimators.
+    The other arguments, and the return value, are those of the estimators.
     """
     drawn = 1 if metric == "avg" else k
     c, m = _checked(successes, samples, 2 * drawn)
@@ -303,19 +302,19 @@ def sampling_variance(metric: str, successes: ArrayLike, samples: ArrayLike, k: 
 
 
 def wilson_interval(rate: float, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion, which has a width at 0 and 1 too, where √(p(1 − p)/N) is 0.
+    """Wilson's 95 % interval of a proportion, which also has a width at 0 and 1, where √(p(1 − p)/N) is 0.
 
     Its ends are the p with |rate − p| = z·√(p(1 − p)/N), z = 1.96 (Wilson, JASA 22, 1927).
     """
     shrinkage = Z**2 / trials
     middle = (rate + shrinkage / 2) / (1 + shrinkage)
     half = (shrinkage * (rate * (1 - rate) + shrinkage / 4)) ** 0.5 / (1 + shrinkage)
-    # Rounding must not leave the proportion itself outside.
+    # Rounding must not exclude the proportion itself.
     return max(min(middle - half, rate), 0.0), min(max(middle + half, rate), 1.0)
 
 
 def proportion_error(rate: float, trials: int) -> float:
-    """Standard error of a proportion: √(p(1 − p)/N), and at 0 and 1 what a Wilson interval of its width has."""
+    """Standard error of a proportion: √(p(1 − p)/N), or at 0 and 1 the one for the width of Wilson's interval."""
     if 0 < rate < 1:
         return float((rate * (1 - rate) / trials) ** 0.5)
     lowest, highest = wilson_interval(rate, trials)
@@ -332,7 +331,7 @@ def _checked(successes: ArrayLike, samples: ArrayLike, k: int) -> tuple[NDArray[
 
 
 def _all_of(c: NDArray[np.int64], m: NDArray[np.int64], k: int) -> NDArray[np.float64]:
-    """C(c, k) / C(m, k) as a product of k factors, exactly 0 where c < k."""
+    """C(c, k) / C(m, k) as a product of k factors; exactly 0 for c < k."""
     result = np.ones(c.shape, dtype=np.float64)
     for i in range(k):
         result *= np.maximum(c - i, 0) / (m - i)
@@ -340,16 +339,16 @@ def _all_of(c: NDArray[np.int64], m: NDArray[np.int64], k: int) -> NDArray[np.fl
 
 
 def without_unusable(problems: pl.DataFrame, scorer: Scorer) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Separate problems from those that cannot be scored, whatever the response: their rule or its library says so.
+    """Separate problems from those that cannot be scored, whatever the response, as their rule or its library reports.
 
-    Each problem's own answer is scored, whatever its score. A function of the user's own is not called; its metadata
-    must be readable.
+    The problem's own answer is scored, and any score will do. A user function is not called, but its metadata must be
+    readable.
 
     Returns:
-        The problems that can be scored, in their order, and the others with the ``reason`` (``DROPPED``).
+        The problems that can be scored, in order, and the others with the ``reason`` (``DROPPED``).
 
     Raises:
-        RolloutError: None can be scored, or a rule is unknown or refused.
+        RolloutError: No problem can be scored, or a rule is unknown or refused.
     """
     scorer.check(problems["verifier"].unique().to_list())
     columns = (problems["verifier"].to_list(), problems["answer"].to_list(), metadata_of(problems))
@@ -382,10 +381,10 @@ def without_unusable(problems: pl.DataFrame, scorer: Scorer) -> tuple[pl.DataFra
 
 
 def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bool = False) -> pl.DataFrame:
-    """Add ``pass_rate`` and ``pass_rate_samples`` (avg@m over the m responses) to the problems answered, by their id.
+    """Add ``pass_rate`` and ``pass_rate_samples`` (avg@m over the m responses) to the answered problems, by id.
 
-    What selects never measures: responses that selected problems overstate how well those problems fit the interval
-    (regression to the mean); fresh ones do not, and add ``fresh_pass_rate`` and ``fresh_pass_rate_samples``.
+    Responses that select problems never measure them: they overstate how well the selected problems fit the interval
+    (regression to the mean). Fresh responses do not; they add ``fresh_pass_rate`` and ``fresh_pass_rate_samples``.
     """
     wrong = "difficulty" if fresh else "baseline"
     if "phase" in rollouts.columns and (rollouts["phase"] == wrong).any():
@@ -400,14 +399,14 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bo
 
 @settings(RolloutError)
 class DifficultySplit:
-    """A problem set by pass rate."""
+    """A set of problems selected by pass rate."""
 
     name: str = ""
-    """Name of the set, such as ``easy``; in settings it is its key."""
+    """Name of the set, such as ``easy``; in settings it is the key."""
     lowest: Share
-    """Smallest pass rate in it."""
+    """Smallest pass rate."""
     highest: Share
-    """Largest pass rate in it."""
+    """Largest pass rate."""
     train: Count
     """Training problems."""
     validation: Count = 300
@@ -421,10 +420,10 @@ class DifficultySplit:
 
 
 def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int = 1) -> pl.DataFrame:
-    """Choose the problems of a set, ``train`` and ``validation``.
+    """Select the problems of a set, ``train`` and ``validation``.
 
-    Problems keep the side they were generated for; on each side those with the smallest ``problem_id`` (a
-    hash, so an arbitrary but fixed choice) are taken.
+    Problems stay on the side for which they were generated. Each side takes the smallest values of ``problem_id``,
+    which is a hash, so the choice is arbitrary but fixed.
     """
     found = inside(problems, lowest=wanted.lowest, highest=wanted.highest, min_samples=min_samples)
     parts = []
@@ -447,9 +446,9 @@ def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int =
 
 
 def inside(problems: pl.DataFrame, *, lowest: float, highest: float, min_samples: int = 1) -> pl.DataFrame:
-    """Return the problems whose pass rate lies in an interval.
+    """Return the problems with a pass rate in an interval.
 
-    A pass rate of 0 after m responses is a bound, not a zero: with 95 % confidence the problem's own is below 3 / m.
+    A pass rate of 0 after m responses is a bound, not a zero: with 95 % confidence the true rate is below 3 / m.
     """
     if not 0 <= lowest <= highest <= 1:
         raise RolloutError(f"pass rates from {lowest} to {highest} are asked for; an interval within 0 to 1 is needed")

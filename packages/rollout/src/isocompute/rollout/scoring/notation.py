@@ -1,7 +1,7 @@
-r"""How answers are written: units, percent, bases and marks, as LaTeX that math-verify reads without losing them.
+r"""Notation of answers: converts units, percent, bases and marks to LaTeX that math-verify reads without losing them.
 
-What has no value of its own, such as a unit or the base of a number, becomes a symbol whose name says what it is
-(``MARK``), so that it takes part in sums, powers, tuples and sets like any other; ``equivalence`` compares it.
+Anything without a value of its own, such as a unit or the base of a number, becomes a symbol whose name describes it
+(``MARK``). It then takes part in sums, powers, tuples and sets like any other symbol; ``equivalence`` compares it.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ UNITS: dict[str, tuple[str, str]] = {
     "am a.m": ("1", "morning"),
     "pm p.m": ("1", "afternoon"),
 }
-"""Units by their spellings, the first of which names them: their size in a unit that sizes are compared in."""
+"""Units by their spellings, the first of which is the name: their size in the unit used for comparing sizes."""
 _SPELLINGS = {spelling: names.split()[0] for names in UNITS for spelling in names.split()}
 MARK = re.compile(
     rf"(?P<kind>unit|base|time)-(?P<name>(?<=unit-)(?:{'|'.join(set(_SPELLINGS.values()))})|"
     r"(?<=base-)\d+-[\da-f]+(?:\.[\da-f]+)?|(?<=time-)\d+-\d+)"
 )
-"""Names of symbols that stand for a unit, a number in a base (``base-8-17``), or a time of day (``time-3-45``)."""
+"""Names of symbols for a unit, a number in a base (``base-8-17``), or a time of day (``time-3-45``)."""
 _WORDS = sorted((word for word in _SPELLINGS if len(word) > 1 and word not in {"in", "am"}), key=len, reverse=True)
 _WORD = (
     rf"(?:(?:square|sq\.?|cubic|cu\.?)\s+)?(?:{'|'.join(map(re.escape, _WORDS))})(?:es|s)?(?![A-Za-z])"
@@ -102,9 +102,9 @@ _PLAIN = str.maketrans({
 
 
 def readable(latex: str) -> str:
-    """Return an answer in the notation that math-verify reads; keys and responses take the same way.
+    """Return an answer in the notation that math-verify reads; reference answers and responses are treated alike.
 
-    What is longer than ``LONGEST`` stays as it is.
+    Texts longer than ``LONGEST`` stay unchanged.
     """
     if len(latex) > LONGEST:
         return latex
@@ -116,7 +116,7 @@ def readable(latex: str) -> str:
 
 @cache
 def size(unit: str) -> str:
-    """Return a unit's size as an expression of the units that sizes are compared in."""
+    """Return a unit's size as an expression in the units used for comparing sizes."""
     number, of = next(value for names, value in UNITS.items() if names.split()[0] == unit)
     return f"({number})*({of})"
 
@@ -143,7 +143,7 @@ def _number_in_base(match: re.Match[str]) -> str:
 
 
 def _unit(words: str) -> str | None:
-    """Return symbols for a unit such as ``km/h`` or ``square feet``; None for words that are none."""
+    """Return symbols for a unit such as ``km/h`` or ``square feet``; None for words that are not a unit."""
     found: list[str] = []
     power, over = 1, ""
     for word in re.findall(r"[A-Za-z.]+|[/\d]|\S", re.sub(r"[~\\,{}^*]|cdot", " ", words)):
@@ -155,7 +155,7 @@ def _unit(words: str) -> str | None:
         elif name in {"2", "3", "squared", "cubed"} and found:
             found[-1] += "^2" if name in {"2", "squared"} else "^3"
         elif name in {"unit", "units"}:
-            # Of whatever length: the question gives none.
+            # The length of the unit does not matter, since the question does not give one.
             found.append(f"{over}1")
             power, over = 1, ""
         else:
@@ -168,7 +168,7 @@ def _unit(words: str) -> str | None:
 
 
 def _known(word: str) -> str | None:
-    """Return the name of a unit; single capital letters are others than small ones, but for the litre's."""
+    """Return the name of a unit; single capital letters differ from small ones, except for the litre's."""
     forms = [word, word.rstrip(".")] if len(word) == 1 and word != "L" else [word.lower(), word.lower().rstrip(".")]
     forms += [form.removesuffix(ending) for form in forms for ending in ("s", "es") if len(form) > 3]
     return next((_SPELLINGS[form] for form in forms if form in _SPELLINGS), None)
@@ -182,7 +182,7 @@ def _measured(match: re.Match[str]) -> str:
 
 
 def _text(match: re.Match[str]) -> str:
-    """Return what a text after a number says: how many, in which unit, or only what is counted."""
+    """Return the meaning of a text after a number: a multiple, a unit, or only what is counted."""
     words = match["words"].strip(" ~.,")
     plain = MEASURED.match(f"1 {words}", 1)
     if plain and plain["scale"]:
@@ -206,17 +206,17 @@ Replacement = str | Callable[[re.Match[str]], str]
 _RULES: tuple[tuple[re.Pattern[str], Replacement], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        # Marks between groups of digits.
+        # Separators between groups of digits.
         (r"(?<=\d)(?:\{,\}|,?\\!|\\[, ]|~| )(?=\d{3}(?!\d))", ""),
-        # Currency stands before its number, other units after it.
+        # Currency comes before its number, other units after it.
         (r"\\\$\s*(-?\d[\d.,]*)", r"\1\\text{ dollar}"),
         (r"€\s*(-?\d[\d.,]*)", r"\1\\text{ euro}"),
-        # Anchors, marks of Markdown and a text round a number say nothing of the value.
+        # Anchors, Markdown marks and a text around a number say nothing about the value.
         (r"(?<!\\)\\[()\[\]]|(?<!\\)\$|^\s*\*\*|\*\*\s*$", ""),
         (r"(?<=[\w)])\*\*(?=[\w(])", "^"),
         (rf"{_TEXT}\s*(-?\d[\d.,/]*)\s*\}}", r"\1"),
         (rf"^\s*{_TEXT}[^{{}}]*(?:\bis|\babout|\bapproximately|\bequals|[:=])\s*\}}\s*(?=[-\d\\])", ""),
-        # Commas in a number that stands alone are no list.
+        # Commas within a single number do not make a list.
         (r"(?:^|(?<=[=<>\s-]))(\d{1,3}(?:,\d{3})+)(?=(?:\.\d+)?(?:[\s~]|\\,)*(?:\\text|\\math|\\?%|[a-z]{2}|,\s|$))",
          lambda match: match[1].replace(",", "")),
         (r"(?<!\\)\\[,;:! ]|\\q?quad|(?<!\\)~|\\thinspace", " "),
@@ -226,14 +226,14 @@ _RULES: tuple[tuple[re.Pattern[str], Replacement], ...] = tuple(
         (r"(?<!\d)(?P<whole>\d+)\.(?P<fixed>\d*)\((?P<repeated>\d+)\)", _fraction),
         (rf"(?<!\d)(?P<whole>\d+)\.(?P<fixed>\d{{0,20}}?)(?P<repeated>\d)(?P=repeated){{2,}}{_DOTS}", _fraction),
         (rf"(?<!\d)(?P<whole>\d+)\.(?P<fixed>\d{{0,20}}?)(?P<repeated>\d{{2,20}}?)(?P=repeated)+{_DOTS}", _fraction),
-        # Mixed fractions are sums, with a unit after them too.
+        # Mixed fractions are sums, also with a unit after them.
         (r"(?<![\d.^_{}])(\d+)\s*\\[dtc]?frac\s*\{(\d+)\}\s*\{(\d+)\}", _mixed),
         (r"(?<![\d.^_{}])(\d+)\s*\\[dtc]?frac\s*(\d)\s*(\d)(?!\d)", _mixed),
         (r"(?<![\d.^_{}/])(\d+)\s+(\d+)/(\d+)(?![\d/])", _mixed),
-        # Two numbers side by side are two, and a factor before a bracket is no mixed fraction.
+        # Two adjacent numbers are a pair, and a factor before a bracket is not a mixed fraction.
         (r"^\s*-?\d+(?:\.\d+)?(?:\s+-?\d+(?:\.\d+)?)+\s*$", lambda match: ",".join(match[0].split())),
         (r"(?<![\d_^.\\A-Za-z])(?<![_^]\{)(\d+(?:\.\d+)?)\s*(?=\(|\\left\s*\()", r"\1\\cdot "),
-        # Functions and letters without their backslash.
+        # Functions and letters without a backslash.
         (r"(?<![A-Za-z\\{])(pi|theta|exp|sin|cos|tan|ln|log)(?![A-Za-z])", r"\\\1 "),
         # Powers of ten.
         (r"(?<![A-Za-z\\\d.])(\d+(?:\.\d+)?)[eE](-?)\+?(\d+)(?![\w.])", r"\1\\times 10^{\2\3}"),
@@ -257,7 +257,7 @@ _RULES: tuple[tuple[re.Pattern[str], Replacement], ...] = tuple(
         (r"(?<=\d)\s+([mshglL])[\s.,;]*$", lambda match: _symbol("unit", match[1].lower())),
         (rf"(?<=[\d}}])\s+(?!(?i:{_LATER})\b)[a-z]{{4,}}(?:\s+[a-z]+)*[\s.]*$", ""),
         (r"\\math(?:rm|bf|it)\s*\{([A-Za-z])\}", r"\1"),
-        # A mark of a sentence after the answer is no part of it.
+        # Punctuation after the answer is not part of it.
         (r"[\s.,;:\\]+$", ""),
         (r"[\s.,;:]+\}$", "}"),
         (r"^.+$", _words),

@@ -1,8 +1,8 @@
 r"""The rules that score responses, by name: how an answer is extracted, and what each rule needs.
 
-A name is a rule, and after it words separated by ``|``: how the answer is extracted from the response (``extraction``)
+A name is a rule followed by words separated by ``|``: how the answer is extracted from the response (``extraction``),
 and ``partial``. Rules are ``exact``, ``math``, ``runs``, ``reasoning_gym:TASK``, ``python:MODULE:FUNCTION``, and those
-that ``register`` or the entry points of the group ``isocompute.rollout.verifiers`` name. Words are ``boxed``,
+named by ``register`` or by the entry points of the group ``isocompute.rollout.verifiers``. Words are ``boxed``,
 ``last_line``, ``after:MARK``, ``after?:MARK`` and ``regex:PATTERN``, applied from left to right: ``exact|boxed``,
 ``math|after:</think>|boxed``, ``exact|regex:#### (-?\d+)``. A pattern takes the rest of the name, so that it may
 contain ``|``.
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 ENTRY_POINTS = "isocompute.rollout.verifiers"
-"""Group of entry points, each a function of response, answer and metadata."""
+"""Group of entry points; each is a function of response, answer and metadata."""
 QUICK = re.compile(r"boxed|last_line|after\??:.*", re.DOTALL)
-"""Words whose time is bounded by the response's length."""
+"""Words that take a time bounded by the response's length."""
 # Responses come from a policy, answers and metadata from a file: all three are data. A scorer that evaluates one of
-# them as Python code is given an evaluator that only calculates (``judges.guarded``), and it runs where nothing it did
+# them as Python code gets an evaluator that only calculates (``judges.guarded``), and it runs where nothing it did
 # could reach the network, a file or a verdict.
 _EVAL = "its scorer runs eval on the response"
 _PARSE = "its scorer runs sympy's parse_expr, which is an eval, on the response"
@@ -52,7 +52,7 @@ EXECUTING: Mapping[str, str] = {
     "spiral_matrix": _EVAL,
     "string_insertion": _EVAL,
 }
-"""Tasks that execute the response, the reference answer, the metadata or a program: they need an isolated sandbox."""
+"""Tasks that execute the response, the reference answer, the metadata or a program; they need an isolated sandbox."""
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "boxnet": _ANSWERLESS,
@@ -62,36 +62,36 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "rush_hour": _ANSWERLESS,
     }
 )
-"""Tasks that no problem may come from, with the reason."""
+"""Tasks from which no problem may come, with the reason."""
 EXTRACTION: Mapping[str, tuple[str, ...]] = {
     # Its prompt ends in "=", and worked solutions continue: 2+3=5.
     "chain_sum": ("after?:=",)
 }
-"""Words of extraction of tasks, where the rule's name has none."""
+"""Extraction words of tasks, for rule names without any."""
 TUPLE = "__tuple__"
-"""JSON has no tuples, and some scorers compare with them: a tuple is written as ``{"__tuple__": [...]}``."""
+"""Marks a tuple, ``{"__tuple__": [...]}``: JSON has no tuples, and some scorers compare with them."""
 Extraction = Callable[[str], str | None]
-"""The part of a response that holds the answer; None where there is none."""
+"""Returns the part of a response with the answer; None if there is none."""
 _BOX = re.compile(r"\\(?P<kind>boxed|fbox)(?![A-Za-z])\s*(?P<brace>\{?)")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-"""A brace that groups, or a character after a backslash, which may be a brace that is shown."""
+"""A grouping brace, or a character after a backslash, which may be a literal brace."""
 _ANCHOR = re.compile(r"\$.+\$|\\\(|\\\[|\\boxed")
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _FUNCTIONS = f"sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|frac|and|cup|cap|inf|infty|mod|{MONTHS}"
 _DENIED = re.compile(r"(?:\b(?:no|not|never|infinitely|all)\s+(?:\w+\s+)?)?\w+$", re.IGNORECASE)
-"""The last word of a line, or what turns it into its contrary before it."""
+"""The last word of a line, with a preceding word that negates it."""
 _PROSE = re.compile(
     rf"(?<![A-Za-z0-9{{])(?!(?:{_FUNCTIONS})(?![A-Za-z]))(?:[A-Za-z]{{3,}}|(?i:is|so|we|of|to|it|be|an|in|at|if|as|by|or))"
     r"(?![A-Za-z0-9(^_])"
 )
-"""A word of English: of three letters or more, since two are as often a product, and no index in braces."""
+"""An English word of at least three letters, since two are as often a product; not an index in braces."""
 _registered: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule as its name describes it.
+    """A rule, parsed from its name.
 
     Attributes:
         base: The rule without words; a registered one as ``python:MODULE:FUNCTION``.
@@ -106,12 +106,12 @@ class Rule:
 
     @property
     def pool(self) -> str:
-        """The library that scores it, for which there is a pool of processes."""
+        """The library that scores it; each library has a pool of processes."""
         return self.base.partition(":")[0] if self.base.startswith("reasoning_gym:") else self.base
 
     @property
     def inline(self) -> bool:
-        """True where it needs no process: a comparison of texts, and no pattern that could take for ever."""
+        """Whether it needs no process: a comparison of texts, without a pattern that could take for ever."""
         return self.base == "exact" and all(QUICK.fullmatch(word) for word in self.words)
 
     def written(self, answer: str) -> str:
@@ -127,13 +127,13 @@ class Rule:
 
 @cache
 def rule(name: str) -> Rule:
-    """Return the rule that a name describes.
+    """Return the rule of a name.
 
     Raises:
-        RolloutError: There is no such rule or extraction, the library it needs is not installed, or the task is
-            refused (``REFUSED``).
+        RolloutError: There is no such rule or extraction, the library it needs is not installed, or the task is refused
+            (``REFUSED``).
     """
-    # A pattern takes the rest.
+    # A pattern takes the rest of the name.
     plain, bar, pattern = name.partition("|regex:")
     base, *words = [*plain.split("|"), *([f"regex:{pattern}"] if bar else [])]
     partial = "partial" in words
@@ -146,7 +146,7 @@ def rule(name: str) -> Rule:
         _needs("reasoning_gym", "reasoning-gym", "reasoning-gym")
     elif base == "math":
         _needs("math_verify", "math-verify", "math")
-        # Math-verify needs an anchor round what the words find.
+        # math-verify needs an anchor around the extracted text.
         words += ["box" if words[-1] == "boxed" else "formula"] if words else []
     elif base.startswith("python:"):
         _check_reference(base)
@@ -166,7 +166,7 @@ def rule(name: str) -> Rule:
 def own_response(name: str, answer: str) -> tuple[str, str]:
     """Return a problem's own answer as a response, and the rule to score it with.
 
-    No response can be made from which a pattern extracts the answer: the rule itself is asked.
+    For a pattern no such response can be made, so the rule without the pattern is used.
     """
     found = rule(name)
     if any(word.startswith("regex:") for word in found.words):
@@ -175,7 +175,7 @@ def own_response(name: str, answer: str) -> tuple[str, str]:
 
 
 def register(name: str, function: str) -> None:
-    """Give a verifier of your own a name.
+    """Register a verifier of your own under a name.
 
     Args:
         name: Name of the rule, for the ``verifier`` column.
@@ -183,7 +183,7 @@ def register(name: str, function: str) -> None:
             process of the sandbox. It returns whether the response is right, or a number from 0 to 1.
 
     Raises:
-        RolloutError: The name is taken or cannot be one, or the function has none.
+        RolloutError: The name is taken or invalid, or the function has none.
     """
     if not re.fullmatch(r"[\w.-]+", name) or name in {"exact", "math", "partial", "runs"}:
         raise RolloutError(f"a verifier cannot be called {name!r}: a new name of letters, digits, . and - is needed")
@@ -195,7 +195,7 @@ def register(name: str, function: str) -> None:
 
 
 def registered() -> dict[str, str]:
-    """Return registered names, for another process to register, each with its ``MODULE:FUNCTION``."""
+    """Return registered names with their ``MODULE:FUNCTION``, for another process to register."""
     return dict(_registered)
 
 
@@ -210,20 +210,20 @@ def _check_reference(base: str) -> None:
 
 
 def may_execute(base: str) -> bool:
-    """Return whether a rule may execute what a response says, so that each response needs a process of its own."""
-    # Nobody knows what a function of the user's own does; what starts programs is ended with them.
+    """Return whether a rule may execute what a response says, so that each response needs its own process."""
+    # The behaviour of a user function is unknown, and rules that start programs are ended together with them.
     return base == "runs" or base.startswith("python:") or base.removeprefix("reasoning_gym:") in EXECUTING
 
 
 def check_task(task: str) -> None:
-    """Refuse a task that is on the list."""
+    """Refuse a task that is in ``REFUSED``."""
     if task in REFUSED:
         raise RolloutError(f"reasoning-gym's task {task} is refused: {REFUSED[task]}")
 
 
 @lru_cache(maxsize=1024)
 def extraction(words: tuple[str, ...]) -> Extraction:
-    """Return the function that applies words one after another."""
+    """Return the function that applies the words in order."""
     steps = [_step(word) for word in words]
 
     def extract(response: str) -> str | None:
@@ -253,11 +253,11 @@ def _step(word: str) -> Extraction:
 
 
 def boxed(response: str) -> str | None:
-    r"""Return what stands in the last ``\boxed{...}``, with balanced braces; in the last ``\fbox{...}`` without any.
+    r"""Return the content of the last ``\boxed{...}``, with balanced braces, or else of the last ``\fbox{...}``.
 
-    As in the evaluation of MATH (Hendrycks et al., arXiv 2103.03874), ``\boxed 3`` without braces holds what comes
-    before the next dollar or the end of the line, and a last box that is not closed holds no answer: a response was
-    cut off there, whatever it boxed before.
+    As in the evaluation of MATH (Hendrycks et al., arXiv 2103.03874), ``\boxed 3`` without braces contains the text
+    before the next dollar or the end of the line. A last box that is not closed contains no answer: the response was
+    truncated there, whatever it boxed before.
     """
     boxes = list(_BOX.finditer(response))
     last = next((box for box in reversed(boxes) if box["kind"] == "boxed"), boxes[-1] if boxes else None)
@@ -279,10 +279,10 @@ def last_line(response: str) -> str | None:
 
 
 def after(mark: str, *, required: bool = True) -> Extraction:
-    """Return a function that gives the text after the last mark.
+    """Return a function that returns the text after the last mark.
 
-    Where the mark is required, a response without it has no answer, as one that was cut off in its thinking; else all
-    of it is taken.
+    If the mark is required, a response without it has no answer, for example if it was truncated during thinking;
+    otherwise the whole response is used.
     """
 
     def follows(response: str) -> str | None:
@@ -293,7 +293,7 @@ def after(mark: str, *, required: bool = True) -> Extraction:
 
 
 def regex(pattern: str) -> Extraction:
-    """Return a function that gives the last match of a pattern: its first group, or all of it where there is none."""
+    """Return a function that finds the last match of a pattern: its first group, or all of it without groups."""
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -307,25 +307,25 @@ def regex(pattern: str) -> Extraction:
 
 
 def box(piece: str) -> str:
-    """Put the contents of a box into a box again."""
+    """Put the content of a box back into a box."""
     return f"\\boxed{{{piece}}}"
 
 
 def formula(piece: str) -> str:
-    r"""Return a line with its formula in dollars: the text after the last word of prose, without marks of Markdown.
+    r"""Return a line with its formula in dollars: the text after the last word of prose, without Markdown marks.
 
-    Left as it is, to be read as math-verify reads a response, is a piece that has an anchor already, that has several
-    lines, or that ends in prose after a number, such as ``42 apples``; without one its last word is the answer.
+    A piece stays unchanged, for math-verify to read like a response, if it already has an anchor, has several lines, or
+    ends in prose after a number, such as ``42 apples``. Without a number, its last word is the answer.
     """
     if _ANCHOR.search(piece) or "\n" in piece or _THOUSANDS.fullmatch(piece):
         return piece
-    # A text in LaTeX and a unit after a number belong to the formula.
+    # A LaTeX text and a unit after a number belong to the formula.
     masked = _TEXT.sub(lambda text: "0" * len(text[0]), piece)
     masked = MEASURED.sub(lambda found: "0" * len(found[0]) if any(found.groups()) else found[0], masked)
     words = list(_PROSE.finditer(masked))
     rest = piece
     if words:
-        # After prose a colon is punctuation, and no ratio; "a 5" is no product.
+        # After prose a colon is punctuation and not a ratio; "a 5" is not a product.
         rest = re.sub(r"^a\s+(?=\d)", "", re.split(r":(?=\W*\s)", piece[words[-1].end() :])[-1].lstrip("*_`: "))
     rest = rest.strip("*_`#=:$ \t")
     rest = rest if rest.endswith("..") else rest.removesuffix(".")
@@ -335,15 +335,15 @@ def formula(piece: str) -> str:
 
 
 def encode_metadata(value: Any) -> str:
-    """Return the JSON text of metadata; equal values give equal texts.
+    """Return metadata as JSON text; equal values give equal texts.
 
-    Arrays and sets become lists, dates and everything else that JSON cannot hold texts.
+    Arrays and sets become lists; dates and everything else that JSON cannot hold become texts.
     """
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def decode_metadata(text: str, *, where: str) -> dict[str, Any]:
-    """Return the mapping that ``encode_metadata`` wrote, with its tuples."""
+    """Return the mapping written by ``encode_metadata``, with its tuples."""
     try:
         value = json.loads(text, object_hook=_restored)
     except (ValueError, RecursionError):
@@ -354,7 +354,7 @@ def decode_metadata(text: str, *, where: str) -> dict[str, Any]:
 
 
 def from_column(value: Any, *, where: str) -> str:
-    """Return the text for a value of a user's column: a mapping, the JSON text of one, or nothing."""
+    """Return the text for a value of a user's column: a mapping, its JSON text, or nothing."""
     if value is None or value == "":
         return ""
     if not isinstance(value, str | Mapping):
@@ -363,7 +363,7 @@ def from_column(value: Any, *, where: str) -> str:
 
 
 def metadata_of(problems: pl.DataFrame) -> list[str]:
-    """Return each problem's metadata, an empty text where there is none."""
+    """Return each problem's metadata; empty text if there is none."""
     if "metadata" not in problems.columns:
         return [""] * len(problems)
     return [text or "" for text in problems["metadata"].to_list()]
@@ -378,7 +378,7 @@ def _plain(value: Any) -> Any:
         return [_plain(inner) for inner in value]
     if isinstance(value, set | frozenset):
         return sorted((_plain(inner) for inner in value), key=repr)
-    # Before numbers: numpy's float64 is a float.
+    # Before numbers, since numpy's float64 is a float.
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     if value is None or isinstance(value, str | bool | int | float):

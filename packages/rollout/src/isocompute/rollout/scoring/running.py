@@ -1,4 +1,4 @@
-"""Running processes, as /proc shows them: their families, processor time and memory."""
+"""Running processes from /proc: their families, processor time and memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PART = 8192
-"""Bytes read of a file of the kernel at once."""
+"""Bytes read from a kernel file at once."""
 TICKS = os.sysconf("SC_CLK_TCK")
-"""Ticks of a second."""
+"""Clock ticks per second."""
 _MEMORY = (b"RssAnon:", b"RssShmem:", b"VmPTE:", b"VmSwap:")
 
 
@@ -21,10 +21,10 @@ class Running:
     """A process.
 
     Attributes:
-        start: When it was started, in ticks of the kernel.
-        used: Its processor time, s.
-        reaped: That of its descendants that it has waited for, s.
-        ended: Whether it only waits to be reaped.
+        start: Start time, in kernel ticks.
+        used: Its processor time (s).
+        reaped: Processor time of descendants that it has waited for (s).
+        ended: Whether it has ended and only waits to be reaped.
     """
 
     pid: int
@@ -38,7 +38,7 @@ class Running:
 
 
 def process(pid: int) -> Running | None:
-    """Return a process; None where there is none, or it cannot be seen."""
+    """Return a process; None if it does not exist or is not visible."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         state, parent, group, *rest = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         own, system, reaped, reaped_system = map(int, rest[8:12])
@@ -56,18 +56,18 @@ def process(pid: int) -> Running | None:
 
 
 def clock(pid: int) -> float:
-    """Return the processor time of a process, s, to the nanosecond; 0 where there is none.
+    """Return the processor time of a process (s) to the nanosecond; 0 if there is none.
 
-    /proc counts in whole ticks, of which many processes lose one each.
+    /proc counts in whole ticks, and each of many processes loses up to one.
     """
     with contextlib.suppress(OSError):
-        # As clock_getcpuclockid makes the number.
+        # Computes the clock id like clock_getcpuclockid.
         return time.clock_gettime(~pid << 3 | 2)
     return 0.0
 
 
 def descendants(ancestor: int, *, ended: bool = False) -> Iterator[Running]:
-    """Yield the descendants of a process, each after its parent, with those that only wait to be reaped or without."""
+    """Yield the descendants of a process, each after its parent, with or without those that only wait to be reaped."""
     waiting = _children(ancestor, threads=0)
     while waiting:
         pid = waiting.pop()
@@ -78,7 +78,7 @@ def descendants(ancestor: int, *, ended: bool = False) -> Iterator[Running]:
 
 
 def of_user(user: int) -> Iterator[Running]:
-    """Yield the processes of a user, but for those that hide their owner."""
+    """Yield the processes of a user, except for those that hide their owner."""
     for place in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if place.name.isdigit() and place.stat().st_uid == user and (found := process(int(place.name))):
@@ -86,7 +86,7 @@ def of_user(user: int) -> Iterator[Running]:
 
 
 def memory(pid: int) -> int:
-    """Return the bytes that a process holds: its own, shared ones that are no file's, and its page tables."""
+    """Return the memory of a process (bytes): private, shared without a file, and page tables."""
     kilobytes = 0
     with contextlib.suppress(OSError, ValueError):
         for line in _read(f"/proc/{pid}/status").splitlines():
@@ -96,14 +96,14 @@ def memory(pid: int) -> int:
 
 
 def address_space() -> int:
-    """Return the bytes of this process's address space, 0 where that cannot be seen."""
+    """Return the size of this process's address space (bytes); 0 if not visible."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(_read("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
 def _children(pid: int, *, threads: int) -> list[int]:
-    """Return the children of a process; those of its threads, 0 where unknown, are found by looking for these."""
+    """Return the children of a process, over all its threads; ``threads`` is 0 if their number is unknown."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         # One more since it was counted would not be the one that is known.
@@ -114,7 +114,7 @@ def _children(pid: int, *, threads: int) -> list[int]:
 
 
 def _read(path: str) -> bytes:
-    """Read a file with few system calls: this competes with the processes that it watches."""
+    """Read a file with few system calls, since this competes with the watched processes."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return b"".join(iter(lambda: os.read(file, PART), b""))

@@ -19,22 +19,22 @@ from .sandbox.frames import Group, Reply
 from .sandbox.process import ScoringConfig, WorkerPool
 
 Problem = tuple[str, str, str]
-"""Verifier, answer and metadata: what a score depends on besides the response."""
+"""Verifier, answer and metadata: everything that a score depends on besides the response."""
 Buffered = tuple[Rule, Problem, list[str], "Future[list[Reply]]"]
-"""Responses of a batch to one problem, and what takes the replies to them."""
+"""Buffered responses of a batch to one problem, and the future for their replies."""
 ENOUGH = 512
-"""Most responses that are buffered."""
+"""Most buffered responses."""
 BUFFER_SECONDS = 0.25
-"""Seconds after which buffered responses are sent, at the next call."""
+"""Time after which buffered responses are sent, at the next call."""
 LONGEST_CACHED = 256
-"""Characters of the longest response whose verdict is cached; longer ones do not occur twice."""
+"""Characters of the longest response whose verdict is cached; longer ones do not repeat."""
 MOST_CACHED = 1 << 18
-"""Verdicts that are cached."""
+"""Number of cached verdicts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A response to be scored; ``metadata`` are those of its problem (``rules.encode_metadata``), if any."""
+    """A response to score; ``metadata`` is that of its problem (``rules.encode_metadata``), if any."""
 
     verifier: str
     response: str
@@ -43,7 +43,7 @@ class Item:
 
     @property
     def problem(self) -> Problem:
-        """Return all that its score depends on besides the response."""
+        """Everything that its score depends on besides the response."""
         return self.verifier, self.answer, self.metadata
 
 
@@ -53,7 +53,7 @@ class Verdict:
 
     Attributes:
         reward: From 0 to 1; 1 only for a right response.
-        error: How the response broke its verifier (the column ``score_error``), which then earns 0; or None.
+        error: How the response broke its verifier (the column ``score_error``), with a reward of 0; or None.
     """
 
     reward: float
@@ -63,8 +63,8 @@ class Verdict:
 class Scorer:
     """Scores items by their rules, in sandboxed processes that start with the first item that needs one.
 
-    It may be shared by threads; after a fork the child starts processes of its own. ``exact`` needs no process: it
-    compares two texts, and is done at once.
+    Threads may share it; after a fork the child starts its own processes. ``exact`` needs no process: it compares two
+    texts immediately.
     """
 
     def __init__(self, config: ScoringConfig | None = None) -> None:
@@ -80,7 +80,7 @@ class Scorer:
         """Refuse rules that are unknown, refused or lack their library, before anything is sampled.
 
         Raises:
-            RolloutError: One of them cannot be used, or needs an isolation that this machine's kernel does not give.
+            RolloutError: A rule cannot be used, or needs an isolation that this machine's kernel does not offer.
         """
         rules = {found.base: found for found in map(rule, set(verifiers)) if not found.inline}
         waiting = [
@@ -98,12 +98,12 @@ class Scorer:
         """Score items in the background.
 
         Args:
-            hold: Buffer them for a moment, which makes scoring cheaper where many calls follow one another; ``flush``
-                ends that.
+            hold: Buffer the items for a moment, which is cheaper if many calls follow one another; ``flush`` sends
+                them.
 
         Returns:
-            Their verdicts in order. Its ``result`` raises ``RolloutError`` when an item cannot be scored through no
-            fault of its response, as when metadata are missing.
+            Their verdicts in order. Its ``result`` raises ``RolloutError`` if an item cannot be scored and its response
+            is not at fault, as with missing metadata.
         """
         self._make_own()
         batch: Future[list[Verdict]] = Future()
@@ -127,7 +127,7 @@ class Scorer:
                 partial = self.config.partial
                 found = [verdict_of(r, partial=partial or w.partial) for r, w in zip(replies, rules, strict=True)]
             except Exception as error:
-                # Raised in the pool's thread it would be lost, and the batch waited for without end.
+                # An error raised in the pool's thread would be lost, and the batch would never finish.
                 batch.set_exception(error)
             else:
                 batch.set_result(found)
@@ -146,7 +146,7 @@ class Scorer:
         return batch
 
     def flush(self, *, held: float = 0.0) -> None:
-        """Send buffered responses without waiting for more, only where nothing was sent for so long (s)."""
+        """Send buffered responses without waiting for more, if nothing was sent for ``held`` seconds."""
         if not self._buffered or time.monotonic() - self._sent < held:
             return
         with self._lock:
@@ -162,7 +162,7 @@ class Scorer:
         """Generate problems in the sandbox, for a generator that executes programs.
 
         Args:
-            draws: For each problem the arguments of ``Judge.draw``; one that is not finished in time is left out.
+            draws: Arguments of ``Judge.draw`` for each problem; a problem that takes too long is left out.
         """
         replies = self._pool(rule(verifier).pool).each("draws", list(draws)).result()
         faults = [reply["fault"] for reply in replies if "fault" in reply]
@@ -207,10 +207,10 @@ class Scorer:
         return self._verdicts.get((item.problem, item.response))
 
     def _send(self, pool: str, problems: Mapping[Problem, Sequence[Buffered]]) -> None:
-        """Send buffered responses in one message, with each problem and each response to it once."""
+        """Send buffered responses in one message, with each problem and each of its responses once."""
         groups: list[Group] = []
         for (_, answer, metadata), parts in problems.items():
-            # A policy gives the same short response many times; it is scored once.
+            # A policy repeats short responses; each is scored once.
             responses = list(dict.fromkeys(response for _, _, responses, _ in parts for response in responses))
             wanted = parts[0][0]
             groups.append((wanted.base, list(wanted.words), answer, metadata, responses))
@@ -230,7 +230,7 @@ class Scorer:
         self._pool(pool).score(groups).add_done_callback(arrived)
 
     def _keep(self, problem: Problem, verdicts: Mapping[str, Reply]) -> None:
-        """Cache replies that would be the same again; the oldest go first."""
+        """Cache replies that would be the same again; the oldest are dropped first."""
         kept = {(problem, response): reply for response, reply in verdicts.items() if _may_be_cached(response, reply)}
         with self._lock:
             self._verdicts |= kept
@@ -248,12 +248,12 @@ def verifier(name: str, *, scorer: Scorer | None = None) -> Callable[..., bool]:
     """Return the rule called ``name`` (``rules``, ``judges``), which scores in a sandboxed process.
 
     Returns:
-        A function of a response, an answer and metadata, if any: whether the response is right. Verdicts of short
+        A function of a response, an answer and optional metadata: whether the response is right. Verdicts of short
         responses are cached.
 
     Raises:
-        RolloutError: The rule cannot be used (``Scorer.check``). The rule itself raises it when metadata that it needs
-            are missing or unreadable.
+        RolloutError: The rule cannot be used (``Scorer.check``). The returned function raises it if metadata that the
+            rule needs are missing or unreadable.
     """
     used = scorer or default_scorer()
     used.check([name])
@@ -272,7 +272,7 @@ def _close(pools: Mapping[str, WorkerPool], owner: int) -> None:
 
 
 def _may_be_cached(response: str, reply: Reply) -> bool:
-    """Return whether a short response would get the same reply again: a machine may be busy or out of memory once."""
+    """Return whether a short response would get the same reply again: a busy machine or low memory may be temporary."""
     if len(response) > LONGEST_CACHED or not isinstance(reply, dict):
         return len(response) <= LONGEST_CACHED
     error = str(reply.get("error", ""))
@@ -280,7 +280,7 @@ def _may_be_cached(response: str, reply: Reply) -> bool:
 
 
 def when_all(futures: Collection[Future[Any]], do: Callable[[], None]) -> None:
-    """Do something once all futures are done, in the thread of the last one."""
+    """Call a function once all futures are done, in the thread of the last one."""
     left, lock = len(futures), threading.Lock()
 
     def one_more(_: object) -> None:
@@ -298,11 +298,11 @@ def when_all(futures: Collection[Future[Any]], do: Callable[[], None]) -> None:
 
 
 def verdict_of(reply: Reply, *, partial: bool) -> Verdict:
-    """Return the verdict that a reply says, fractions kept or counted as 0.
+    """Convert a reply to a verdict; fractions are kept if ``partial``, else count as 0.
 
     Raises:
         ProblemError: No response to the problem can be scored.
-        RolloutError: The response could not be scored, through no fault of its own.
+        RolloutError: The response could not be scored and is not at fault.
     """
     if isinstance(reply, dict):
         if "unusable" in reply:

@@ -1,1 +1,1 @@
-"""Replicas of a sampler, each in a Ray actor of its own, behind the interface of one."""
+"""Replicas of a sampler in separate Ray actors, behind the interface of one sampler."""

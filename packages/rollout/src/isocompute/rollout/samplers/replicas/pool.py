@@ -25,40 +25,40 @@ from .transfer import Transfer
 
 TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
 SHOWN = 5
-"""Groups that an error names."""
+"""Most groups that an error names."""
 PROBE_TOLERANCES = {"float32": 1e-3, "float16": 0.025, "bfloat16": 0.2}
-"""How far the probes of replicas with the same weights may lie apart (nats), by the type of the weights.
+"""Largest difference (nats) between probes of replicas with the same weights, by the type of the weights.
 
-Replicas on the same hardware answer a probe alike to the last bit. On other GPUs other kernels round otherwise: in
-bfloat16 single tokens of the same weights were seen to differ by up to 0.23 nats (docs/learner.md).
+Replicas on the same hardware give bit-identical probes. Other GPUs use kernels that round differently: in bfloat16
+single tokens of the same weights have differed by up to 0.23 nats (docs/learner.md).
 """
 
 
 class Replicas(Sampler):
-    """Samples with several replicas, each in a Ray actor of its own; all of them take over every sync.
+    """Samples with several replicas in separate Ray actors; every sync updates all of them.
 
-    The responses to a problem are sampled by one replica. Groups wait here, those that are expected to take longest
-    first, and a replica is given them while it answers others, as many as it has room for. Of a replica
-    that dies or hangs, the groups that it was given are answered by another, once; a new process takes its place, and
-    answers only once it has the current weights: at once where these are the model's own, else from the next sync on.
+    One replica samples all responses to a problem. Groups wait here, those with the longest expected time first. A
+    replica gets new groups while it answers others, as many as it has room for. If a replica dies or hangs, another one
+    answers its groups, once. A new process takes its place, and answers only with the current weights: at once if these
+    are the model's own, otherwise from the next sync on.
 
     Args:
-        placement: A Ray placement group to be in, such as one shared with learner ranks; by default one of its own,
-            with a bundle for each.
-        bundles: The bundle of each replica in it; by default the first ones.
-        transport: The way in which weights travel; see ``transport_of``.
-        bucket_bytes: Most bytes of weights that are sent at a time.
-        tolerance: How far the replicas' log-probabilities after the same prompts may lie apart after a sync (nats);
-            None follows the type of their weights (``PROBE_TOLERANCES``).
-        restarts: How often in a row a replica may end, without a sync or a group between, and is started again.
+        placement: A Ray placement group to use, such as one shared with learner ranks; by default a new one with a
+            bundle per replica.
+        bundles: Each replica's bundle in the placement group; by default the first ones.
+        transport: How weights are transferred; see ``transport_of``.
+        bucket_bytes: Most bytes of weights sent at a time.
+        tolerance: Largest difference (nats) between the replicas' log-probabilities after the same prompts after a
+            sync; None: depends on the type of the weights (``PROBE_TOLERANCES``).
+        restarts: Times in a row that a replica may end without a sync or a group in between, and is restarted.
         start_seconds: Timeout for a replica to be placed and to load the model.
         answer_seconds: Timeout for a replica's next group or response. For one bucket of a sync it is half of that, so
-            that ranks that send it are not taken for dead first.
+            that the sending ranks do not count as dead first.
 
     Attributes:
         actors: The replicas' processes.
-        sync_number: Number of the sync whose weights answer; 0 where the model's own do.
-        pipe: The ``in_flight.InFlightPipe`` that uses these replicas, if one does: they answer everything through it.
+        sync_number: Number of the sync of the current weights; 0 for the model's own.
+        pipe: The ``in_flight.InFlightPipe`` that uses these replicas, if any: all answers then go through it.
 
     Raises:
         RolloutError: Ray is not installed, the cluster has no room, or the model cannot be loaded.
@@ -124,26 +124,26 @@ class Replicas(Sampler):
             raise
 
     def _start(self, member: ReplicaMember) -> None:
-        """Start a replica's process and let it load the model, without waiting for it."""
+        """Start a replica's process and its loading of the model, without waiting for it."""
         actor: Any = self._ray.remote(Replica)
         member.actor = actor.options(**self._places[member.index]).remote(self._opener)
         task = "find a place and load the model"
         self.actors.ask(member, "open", self.sampling, task=task, seconds=self._start_seconds)
 
     def use(self, sampling: Sampling) -> None:
-        """Sample differently from now on; see ``Sampler.use``."""
+        """Change the sampling settings; see ``Sampler.use``."""
         if self._streams:
             raise RolloutError("a stream is still open, whose responses would be sampled differently; close it first")
         super().use(sampling)
         self._look()
         for member in self.actors.busy:
-            # One that is still loading the model does so before this: an actor keeps the order of its calls.
+            # A replica that is still loading the model does that first, since an actor keeps the order of its calls.
             member.actor.call.remote("use", sampling)
         self._ask(self._idle(), "call", "use", sampling, task="take other sampling options")
 
     def sleep(self) -> None:
         """Let all replicas sleep; see ``Sampler.sleep``."""
-        # One that is starting would take its part of a GPU from whoever that is left to.
+        # A starting replica would take its part of the GPU from the process that is to use it next.
         self.settle()
         self._ask(self._idle(), "call", "sleep", task="sleep")
 
@@ -151,16 +151,16 @@ class Replicas(Sampler):
         return [member for member in self.actors.members if member.idle]
 
     def _ask(self, members: Sequence[ReplicaMember], method: str, *arguments: Any, task: str) -> dict[int, Any]:
-        """Ask some replicas, and wait for them; returns the answers by index, without those that died or hung."""
+        """Call some replicas and wait; return the answers by index, without those of replicas that died or hung."""
         for member in members:
             self.actors.ask(member, method, *arguments, task=task)
         return self.actors.gather(members)
 
     @property
     def manifest(self) -> Manifest:
-        """The tensors that the model has; all replicas that are not left out are up then. See ``Sampler.manifest``."""
+        """The tensors of the model; waits until all replicas are up or left out. See ``Sampler.manifest``."""
         tensors = self._tensors()
-        # One that was started again takes part in the sync that follows.
+        # A restarted replica takes part in the next sync.
         self.actors.gather(self.actors.members)
         return tensors
 
@@ -170,23 +170,23 @@ class Replicas(Sampler):
         return tensors
 
     def sync(self, weights: Any, version: int, *, in_flight: bool = False) -> None:
-        """Take over weights with all replicas, of which those that die or hang meanwhile are ended.
+        """Load weights into all replicas; those that die or hang meanwhile are terminated.
 
         Args:
-            weights: Where it has a method ``on_ranks``, as the weights of learner ranks do, they are sent from these,
-                and none passes through this process.
-            in_flight: For what a pipe has in the replicas; no other stream goes on.
+            weights: If they have a method ``on_ranks``, as the weights of learner ranks do, the ranks send them and
+                none passes through this process.
+            in_flight: For a pipe's responses in the replicas; no other stream may continue.
 
         Raises:
-            RolloutError: The weights are not those of the model, a replica refuses them, not all have the same now, or
-                a pipe uses the replicas, through whose ``push`` weights must come.
-            EngineError: No replica is left, or one was lost that others receive a broadcast with.
+            RolloutError: The weights are not those of the model, a replica refuses them, the replicas differ
+                afterwards, or a pipe uses the replicas and weights must come through its ``push``.
+            EngineError: No replica is left, or one was lost that takes part in a broadcast with others.
         """
         if in_flight and self.pipe is not None and not self.pipe.drives:
             raise RolloutError("a pipe uses the replicas; weights must enter by its push(weights, version)")
         self._tear(in_flight=in_flight and self.pipe is not None)
         task = f"take over the weights of version {version}"
-        # Replicas that go on do not wait for one that is started again.
+        # In flight, replicas do not wait for one that restarts.
         wanted = self._tensors() if in_flight else self.manifest
         self.sync_number += 1
         members = self._idle()
@@ -211,7 +211,7 @@ class Replicas(Sampler):
         self._whole = True
 
     def _sent(self, transfer: Transfer, weights: Any) -> tuple[list[ReplicaMember], int]:
-        """Send weights, and end the replicas that were lost; returns the others and the number of buckets."""
+        """Send weights and terminate lost replicas; return the others and the number of buckets."""
         on_ranks = getattr(weights, "on_ranks", None)
         sent = [transfer(0, pairs(weights))] if on_ranks is None else on_ranks(transfer)
         lost = {index: why for one in sent for index, why in one.lost.items()}
@@ -231,18 +231,18 @@ class Replicas(Sampler):
         return left, max(one.buckets for one in sent)
 
     def settle(self) -> None:
-        """Wait until the replicas that were started again have loaded the model, or are left out."""
+        """Wait until restarted replicas have loaded the model or are left out."""
         self._look()
         while self.actors.busy:
             self.actors.gather(self.actors.members)
             self._look()
 
     def close(self) -> None:
-        """End the replicas; a cluster stays as it is."""
+        """Terminate the replicas; the cluster stays as it is."""
         if self.pipe is not None:
             self.pipe.close(wait=False)
         self.actors.close()
-        # Where the weights were this process's own, it was the sender.
+        # If the weights were this process's own, it was the sender.
         weights.leave()
         if self._own_placement is not None and self._ray.is_initialized():
             from ray.util.placement_group import remove_placement_group
@@ -251,12 +251,12 @@ class Replicas(Sampler):
         self._own_placement = None
 
     def able(self) -> list[int]:
-        """Indices of the replicas that hold the current weights, or will hold them as soon as they are up."""
+        """Indices of the replicas that have the current weights, or will have them once they are up."""
         current = self.sync_number
         return [m.index for m in self.actors.members if m.actor is not None and (not current or m.sync == current)]
 
     def make_current(self) -> None:
-        """Let replicas that have come up with the current weights answer."""
+        """Allow restarted replicas that have the current weights to answer."""
         for member in self._idle():
             if member.sync is not None or member.said is None or member.said.sync != self.sync_number:
                 continue
@@ -282,26 +282,26 @@ class Replicas(Sampler):
             dispatch.close()
 
     def carry(self, pipe: Any) -> None:
-        """Answer everything through a pipe from now on, or through none."""
+        """Route all requests through a pipe from now on, or through none."""
         if pipe is not None and self._streams:
             raise RolloutError("a stream is still open, beside which no pipe can use the replicas; close it first")
         self._streams += 1 if pipe is not None else -1
         self.pipe = pipe
 
     def costs(self, problems: pl.DataFrame, draw: Draw) -> dict[str, float]:
-        """Return what groups of problems are expected to cost, after the checks that one replica makes beforehand."""
+        """Return the expected costs of problems' groups, after the checks that one replica makes first."""
         self.faults.check()
         lengths = self._one("lengths", problems, Verifiers.here(), task="check the problems")
         return self.expected.costs(dict(zip(problems["problem_id"].to_list(), lengths, strict=True)), draw.samples)
 
     def _agree(self, probes: dict[int, list[float]]) -> None:
-        """Let replicas answer, if they sample from the same weights."""
+        """Allow replicas to answer if they sample from the same weights."""
         self._reference = agreed(probes, tolerance=self._tolerance)
         for index in probes:
             self.actors.members[index].sync, self.actors.members[index].deaths = self.sync_number, 0
 
     def _one(self, method: str, *arguments: Any, task: str) -> Any:
-        """Ask one replica, whichever is up, and another one where it dies."""
+        """Call one replica that is up, and another one if it dies."""
         while any(member.actor is not None for member in self.actors.members):
             idle = self._idle()
             if idle and (answers := self._ask(idle[:1], method, *arguments, task=task)):
@@ -310,7 +310,7 @@ class Replicas(Sampler):
         raise self.actors.nobody(task)
 
     def _look(self, seconds: float = 0.0) -> None:
-        """Take note of the replicas that have come up within some seconds, and start those that are missing."""
+        """Process calls that end within ``seconds``, and start missing replicas."""
         for event in self.actors.wait(seconds):
             if event.error is not None:
                 raise event.error
@@ -330,16 +330,16 @@ def _strategies(placement: Any, bundles: Sequence[int] | None, replicas: int) ->
 
 
 class Dispatch:
-    """Answers problems with all replicas that hold the current weights; groups of a lost one go to another, once.
+    """Answers problems with all replicas that have the current weights; groups of a lost one go to another, once.
 
-    Groups wait in one queue here, so that none that has not begun waits where it was given while a replica is idle.
+    Groups wait in one queue here, so no group waits at a busy replica while another one is idle.
 
     Args:
-        in_flight: Whether new weights enter meanwhile (``pause``), for which replicas must answer often.
+        in_flight: Whether new weights may arrive meanwhile (``pause``), so that replicas must answer often.
 
     Attributes:
-        missing: Groups that were added and are not there, by batch and problem.
-        lost: Groups that were lost with a replica, and why; whoever counts them takes them out.
+        missing: Groups that were added and have not arrived, by batch and problem.
+        lost: Groups that were lost with a replica, and why; the consumer removes them.
     """
 
     def __init__(self, pool: Replicas, *, in_flight: bool = False) -> None:
@@ -349,9 +349,9 @@ class Dispatch:
         self.missing: dict[tuple[Batch, str], QueuedGroup] = {}
         self.lost: list[tuple[QueuedGroup, str]] = []
         self._given: dict[int, dict[tuple[str, int, str], QueuedGroup]] = {}
-        """Groups that each replica was given and has not answered, by its index and by phase, step and problem."""
+        """Groups that each replica has received and not answered, by its index and by phase, step and problem."""
         self._given_to: dict[int, Any] = {}
-        """The process of each that was given some."""
+        """The process of each replica that has received groups."""
         self._room: dict[int, int] = {}
         """Responses that each replica has room for, by its index."""
         self._arrived: list[tuple[Batch, pa.RecordBatch]] = []
@@ -360,11 +360,11 @@ class Dispatch:
     def add(
         self, costs: Mapping[str, float], problems: pl.DataFrame, draw: Draw, *, places: Iterable[int] = repeat(0)
     ) -> Batch:
-        """Add the groups of some problems, no two of one phase, step and problem at a time.
+        """Add the groups of problems; phase, step and problem must be unique at any time.
 
         Args:
-            costs: Of the problems that are to be answered (``Expected.costs``).
-            places: Of each in the queue.
+            costs: Expected costs of the problems to answer (``Expected.costs``).
+            places: Queue position of each.
         """
         rows = {problem_id: row for row, problem_id in enumerate(problems["problem_id"])}
         batch = Batch(problems=problems, draw=draw, rows=rows)
@@ -378,20 +378,20 @@ class Dispatch:
 
     @property
     def works(self) -> bool:
-        """Whether replicas answer groups, or will."""
+        """Whether replicas are answering groups or will."""
         return any(self._given.values()) or self._queue.reachable(self._pool.able())
 
     @property
     def unused(self) -> float:
-        """The share of the replicas that have no group."""
+        """The fraction of replicas without groups."""
         return 1 - sum(map(bool, self._given.values())) / len(self._actors.members)
 
     def turn(self, seconds: float = LONGEST_WAIT) -> list[tuple[Batch, pa.RecordBatch]]:
-        """Hand out groups, and wait for answers no longer than some seconds; returns those there, each with its batch.
+        """Dispatch groups and wait for answers for at most ``seconds``; return the arrived groups with their batches.
 
         Raises:
             EngineError: A group was lost with two replicas, or no replica is left for one.
-            RolloutError: A replica refuses the problems. Groups that were answered before are returned first.
+            RolloutError: A replica refuses the problems. Groups that arrived before are returned first.
         """
         if self._failure is None:
             try:
@@ -399,7 +399,7 @@ class Dispatch:
                 if self.missing and not self.works:
                     raise self._actors.nobody(f"answer {_named(p for _, p in self.missing)}")
                 self._gather(seconds)
-                # Before the groups are handed out: the replicas go on meanwhile.
+                # Before returning groups, so that the replicas continue meanwhile.
                 self._hand_out()
             except Exception as error:
                 self._failure = error
@@ -408,27 +408,27 @@ class Dispatch:
         return self.arrived()
 
     def arrived(self) -> list[tuple[Batch, pa.RecordBatch]]:
-        """Return the groups that have come meanwhile."""
+        """Return the groups that have arrived since the last call."""
         arrived, self._arrived = self._arrived, []
         return arrived
 
     def pause(self) -> None:
-        """Wait until no replica that was given groups is at work; the next turn lets them go on."""
-        # One that was started again is loading the model, and has none of them.
+        """Wait until no replica with groups is working; the next turn lets them continue."""
+        # A restarted replica is loading the model and has no groups.
         self._miss()
         while any(self._actors.members[index].call is not None for index in self._given):
             self._gather(LONGEST_WAIT)
         self._miss()
 
     def entered(self) -> None:
-        """Take note that weights have entered: processes that were started again may try what others have died over."""
+        """Record that weights have arrived: restarted processes may retry groups that others have died over."""
         self._miss()
         self._queue.forgive()
 
     def abandon(self) -> tuple[list[pa.RecordBatch], list[QueuedGroup]]:
-        """Take everything out, and begin empty; what replicas fail with meanwhile is not raised.
+        """Remove all groups and start empty; errors of replicas are not raised.
 
-        Returns what replicas have generated of their unfinished groups, and the groups of which none says it.
+        Returns what replicas have generated of their unfinished groups, and the groups that no replica has reported.
         """
         self._settle()
         begun = [member for index in self._given if (member := self._actors.members[index]).idle]
@@ -445,7 +445,7 @@ class Dispatch:
         return groups, list(unfinished.values())
 
     def close(self) -> None:
-        """Take what is unfinished out of the replicas."""
+        """Remove unfinished groups from the replicas."""
         self._settle()
         idle = [member for index in self._given if (member := self._actors.members[index]).idle]
         self._given = {}
@@ -457,20 +457,20 @@ class Dispatch:
     def _settle(self) -> None:
         """Pause, whatever groups are lost or refused meanwhile."""
         calls: list[Any] | None = None
-        # Without an end to any of them, as of a cluster that is gone, it would go on for ever.
+        # If no call ends, as with a lost cluster, this would never stop.
         while calls != (calls := [self._actors.members[index].call for index in self._given]):
             with suppress(Exception):
                 self.pause()
                 return
 
     def _miss(self) -> None:
-        """Take note of replicas that were lost while they did something else."""
+        """Handle replicas that were lost during other calls."""
         for index in list(self._given):
             if self._actors.members[index].actor is not self._given_to[index]:
                 self._lost(index, self._actors.last_lost)
 
     def _gather(self, seconds: float) -> None:
-        """Wait for answers; those of replicas that are there are taken before what others fail with."""
+        """Wait for answers; answers are processed before errors and losses."""
         failure: Exception | None = None
         for event in sorted(self._actors.wait(seconds), key=lambda event: bool(event.lost or event.error)):
             try:
@@ -486,7 +486,7 @@ class Dispatch:
             raise failure
 
     def _hand_out(self) -> None:
-        """Give the replicas that have come back what they have room for, and let them go on."""
+        """Give idle replicas as many groups as they have room for, and let them continue."""
         self._miss()
         self._pool.make_current()
         current = [m for m in self._actors.members if m.idle and m.sync == self._pool.sync_number]
@@ -529,9 +529,9 @@ class Dispatch:
             raise RolloutError(f"replica {member.index} has ended without an answer to {_named(p for *_, p in given)}")
 
     def _take(self, group: pa.RecordBatch, given: dict[tuple[str, int, str], QueuedGroup]) -> None:
-        """Note that a group is there; refuse one of other weights or that was not requested.
+        """Record a group; refuse it if it was not requested or has other weights.
 
-        In flight, weights may enter before one is finished; whoever asked with certain weights compares.
+        In flight, weights may change before a group finishes; callers that need certain weights compare them.
         """
         _, _, problem_id = key = _key(group)
         versions, current = set(group["weights_version"].to_pylist()), self._pool.weights_version
@@ -546,7 +546,7 @@ class Dispatch:
         self._arrived.append((work.batch, group))
 
     def _lost(self, index: int, why: str) -> None:
-        """Let other replicas answer what a lost one was given; a new process takes its place."""
+        """Requeue the groups of a lost replica for others, and start a new process in its place."""
         given = self._given.pop(index, {})
         self._room.pop(index, None)
         self.lost += [(work, why) for work in given.values()]
@@ -562,17 +562,17 @@ def _key(group: pa.RecordBatch) -> tuple[str, int, str]:
 
 
 def _named(problems: object) -> str:
-    """Name the first problems of some, for an error."""
+    """Name the first problems, for an error message."""
     names = sorted(str(problem) for problem in problems)  # type: ignore[attr-defined]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"the group{'s' if len(names) > 1 else ''} of {', '.join(names[:SHOWN])}{more}"
 
 
 def transport_of(wanted: str, *, num_gpus: float) -> str:
-    """Return the way in which weights travel: of ``auto``, what the replicas' devices suggest.
+    """Return how weights are transferred; ``auto`` depends on the replicas' devices.
 
-    ``object_store`` for replicas without a GPU, ``nccl`` for those with GPUs of their own, and ``ipc`` for those that
-    have a share of one, which they share with a rank.
+    ``object_store`` for replicas without a GPU, ``nccl`` for replicas with whole GPUs, and ``ipc`` for replicas that
+    share a GPU with a rank.
     """
     if wanted not in ("auto", *TRANSPORTS):
         raise RolloutError(f"transport is {wanted!r}; it must be auto or one of {', '.join(TRANSPORTS)}")
@@ -584,11 +584,11 @@ def transport_of(wanted: str, *, num_gpus: float) -> str:
 
 
 def agreed(probes: dict[int, list[float]], *, tolerance: float) -> list[float]:
-    """Return what all replicas say of their weights, by their probes, which may lie so far apart (nats)."""
+    """Return the probe that all replicas agree on, up to ``tolerance`` (nats)."""
     first, *others = sorted(probes.items())
     for index, probe in others:
         apart = max((abs(a - b) for a, b in zip(first[1], probe, strict=True)), default=0.0)
-        # Not a number is no agreement, unless both have it.
+        # NaN is no agreement, unless both have it.
         if apart > tolerance or [a != a for a in first[1]] != [b != b for b in probe]:
             raise RolloutError(
                 f"replicas {first[0]} and {index} do not sample from the same weights: their log-probabilities after "

@@ -1,4 +1,4 @@
-"""One replica in its process, and what the driver knows of all."""
+"""One replica in its process, and the driver's view of all replicas."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.05
-"""Time for which a replica gathers groups before it sends them; a call costs about a millisecond."""
+"""Time for which a replica collects groups before it sends them; a call costs about a millisecond."""
 EMPTY = 1 / 8
-"""Share of a replica that may be empty meanwhile."""
+"""Fraction of a replica that may be empty meanwhile."""
 SILENT_SECONDS = 1.0
-"""Time after which one that has none says that it goes on, so that it can be given what another was lost over."""
+"""Time after which a replica without finished groups answers anyway, so that it can get groups that another one
+lost."""
 
 Part = tuple[pl.DataFrame, Draw]
-"""Problems, and how they are to be answered."""
+"""Problems, and how to answer them."""
 Opener = Callable[[], "Sampler"]
-"""Opens a replica's sampler, in the replica's process; it is pickled."""
+"""Opens a replica's sampler in the replica's process; it is pickled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A replica's description of itself once it has loaded the model: its process, and what ``Sampler`` has."""
+    """A replica's description of itself after loading the model: its process, and attributes of ``Sampler``."""
 
     plan: str
     probe: list[float]
@@ -57,7 +58,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synced:
-    """A replica's answer once it has taken over the weights of a sync; the probe is of these."""
+    """A replica's answer after a sync, with a probe of the new weights."""
 
     sync: int
     probe: list[float]
@@ -68,11 +69,11 @@ class Answered:
     """Groups that a replica has finished.
 
     Attributes:
-        ended: Whether they are the last that it was given.
-        room: Responses that it has room for, besides those that it was given.
-        unscored: Why problems among those answered so far cannot be scored, by problem.
+        ended: Whether they are the last of the groups it was given.
+        room: Responses that it has room for, besides those already given.
+        unscored: Why problems answered so far cannot be scored, by problem.
         scored: Whether responses to some problem could be scored.
-        waiting: Groups that were given and abandoned before they began, by phase, step and problem.
+        waiting: Groups that were given but abandoned before they began, by phase, step and problem.
     """
 
     groups: list[pa.RecordBatch]
@@ -84,7 +85,7 @@ class Answered:
 
 
 class Replica:
-    """A sampler in a Ray actor, which answers only with the weights of the sync that it is asked to answer with."""
+    """A sampler in a Ray actor that answers only with the weights of the requested sync."""
 
     def __init__(self, opener: Opener) -> None:
         self._opener = opener
@@ -92,17 +93,17 @@ class Replica:
         self._feed: Feed | None = None
         self._answers: Generator[pa.RecordBatch | None] | None = None
         self._unsent: list[pa.RecordBatch] = []
-        """Groups of a call that has not ended, or has failed."""
+        """Groups from a call that has not ended or has failed."""
         self._silent = SILENT_SECONDS
         self._sync = 0
         self._buckets = 0
         self._whole = True
 
     def open(self, sampling: Sampling) -> Opened:
-        """Load the model. Not done by the constructor, whose errors Ray would report as the death of the actor."""
+        """Load the model. The constructor does not do it, since Ray would report its errors as the actor's death."""
         self._sampler = self._opener()
         self._sampler.use(sampling)
-        # A batch has ended when all replicas have answered their parts.
+        # The batch ends only when all replicas have answered their parts, so the sampler must not sleep by itself.
         sleeps, self._sampler.sleeps = self._sampler.sleeps, False
         return Opened(
             plan=self._sampler.plan,
@@ -121,11 +122,11 @@ class Replica:
         getattr(self._sampler, method)(*arguments)
 
     def manifest(self) -> Manifest:
-        """Return which tensors a sync must bring."""
+        """Return the tensors that a sync must bring."""
         return self._sampler.manifest
 
     def lengths(self, problems: pl.DataFrame, verifiers: Verifiers) -> list[int]:
-        """Check problems as ``Sampler.sample`` does beforehand; return the lengths of their prompts (tokens)."""
+        """Check problems like ``Sampler.sample``; return the lengths of their prompts (tokens)."""
         verifiers.adopt()
         return self._sampler.lengths(problems)
 
@@ -133,8 +134,8 @@ class Replica:
         """Begin to answer problems; see ``go_on``.
 
         Args:
-            sync: Number of the sync whose weights must answer; 0 is the model's own.
-            in_flight: Whether new weights may enter meanwhile, for which no call may last long.
+            sync: Number of the sync whose weights must answer; 0 for the model's own.
+            in_flight: Whether new weights may arrive meanwhile, so that no call may last long.
         """
         if sync != self._sync or not self._whole:
             whole = "whole" if self._whole else "torn"
@@ -149,11 +150,11 @@ class Replica:
         return self.go_on(parts, more)
 
     def go_on(self, parts: Sequence[Part], more: bool) -> Answered:
-        """Go on until a group is complete, or there is room for another, and with what follows soon.
+        """Continue until a group is complete or there is room for another, and collect what follows soon.
 
         Args:
-            parts: What is to be answered besides what is being answered.
-            more: Whether others wait that could be answered here.
+            parts: Additional problems to answer.
+            more: Whether other groups wait that could be answered here.
         """
         feed, sampler = self._feed, self._sampler
         assert feed is not None
@@ -177,9 +178,9 @@ class Replica:
         return self._answered(groups, room)
 
     def abandon(self) -> Answered:
-        """Take what is unfinished out of the sampler; returns what was generated of it, as far as the sampler says."""
+        """Remove unfinished groups from the sampler; return what was generated, as far as the sampler reports it."""
         groups, feed = self._unsent, self._feed
-        # A stream that has ended, but for its verdicts, would be followed by one that generates these.
+        # A stream that only waits for verdicts would otherwise start a new one that generates these.
         added = [] if feed is None else feed.take()
         waiting = [(draw.phase, draw.step, name) for problems, draw in added for name in problems["problem_id"]]
         with suppress(RolloutError):
@@ -189,31 +190,31 @@ class Replica:
         return replace(self._answered(groups, self._sampler.holds), waiting=waiting)
 
     def _answered(self, groups: list[pa.RecordBatch], room: int) -> Answered:
-        # All replicas' are judged together, where all are known.
+        # Scoring faults are judged centrally, over all replicas.
         unscored, scored = self._sampler.faults.hand_over()
         return Answered(groups=groups, ended=self._answers is None, room=room, unscored=unscored, scored=scored)
 
     def end(self) -> None:
-        """Take what is unfinished out of the sampler."""
+        """Remove unfinished groups from the sampler."""
         answers, self._answers, self._unsent = self._answers, None, []
         if answers is not None:
             answers.close()
 
     def begin_sync(self, sync: int, in_flight: bool) -> None:
-        """Begin to take over the weights of a sync; until its end nothing is answered."""
+        """Begin to load the weights of a sync; nothing is answered until its end."""
         if not in_flight:
             self.end()
         self._sync, self._buckets, self._whole = sync, 0, False
         self._sampler.begin_sync(in_flight=in_flight)
 
     def take(self, payload: Payload, sync: int) -> None:
-        """Take over one bucket of a sync's weights."""
+        """Load one bucket of a sync's weights."""
         self._expect(sync)
         self._sampler.take(payload)
         self._buckets += 1
 
     def end_sync(self, version: int, sync: int, buckets: int) -> Synced:
-        """Answer with the weights of a sync from now on, once as many buckets have come as were sent."""
+        """Answer with the weights of a sync from now on, if all ``buckets`` have arrived."""
         self._expect(sync)
         if self._buckets != buckets:
             raise RolloutError(
@@ -232,13 +233,13 @@ class Replica:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ReplicaMember(Member):
-    """The place of one replica.
+    """The slot of one replica.
 
     Attributes:
-        opened: What it said when it had loaded the model.
-        said: The number of the sync whose weights it has taken over last (0: the model's own), and its probe of them.
-        sync: That number, once what it said was compared with the others; None while it must not answer.
-        answered: Groups that it has answered, with all its processes.
+        opened: Its description after loading the model.
+        said: The number of the last sync whose weights it has loaded (0: the model's own), and its probe of them.
+        sync: That number, once the probe was compared with the others; None while it must not answer.
+        answered: Groups that it has answered, over all its processes.
     """
 
     opened: Opened | None = None
@@ -248,18 +249,18 @@ class ReplicaMember(Member):
 
     @property
     def idle(self) -> bool:
-        """It has loaded the model and has nothing to do."""
+        """Whether it has loaded the model and has nothing to do."""
         return self.opened is not None and self.call is None
 
 
 class ReplicaActors(Actors[ReplicaMember]):
-    """The replicas."""
+    """The actors of all replicas."""
 
     last_lost = ""
     """The last replica that died or hung, and why."""
 
     def wait(self, seconds: float = LONGEST_WAIT) -> list[Event[ReplicaMember]]:
-        """Wait for the end of some calls, and note what replicas say of themselves."""
+        """Wait for calls to end, and record what replicas report of themselves."""
         events = super().wait(seconds)
         for event in events:
             member, value = event.member, event.value
@@ -275,8 +276,8 @@ class ReplicaActors(Actors[ReplicaMember]):
     def gather(self, members: Sequence[ReplicaMember]) -> dict[int, Any]:
         """Wait until some replicas have no call left; others may still be loading the model.
 
-        Returns their answers by index, without those that died or hung. What a call was refused with is raised once
-        the others have answered.
+        Returns their answers by index, without replicas that died or hung. An error of a call is raised once the others
+        have answered.
         """
         answers: dict[int, Any] = {}
         refused: Exception | None = None
@@ -290,23 +291,23 @@ class ReplicaActors(Actors[ReplicaMember]):
         return {member.index: answers[member.index] for member in members if member.index in answers}
 
     def late(self, member: ReplicaMember) -> str:
-        """Say that a replica has not answered in time, and what the cluster has where it may have found no place."""
+        """Describe a replica that has not answered in time, and the cluster's resources if it may lack a place."""
         room = f"; the cluster may have no room for it (it has {resources(self._ray)})"
         return super().late(member) + (room if member.opened is None else "")
 
     def lose(self, member: ReplicaMember, why: str) -> Event[ReplicaMember]:
-        """End a replica that died or hangs."""
+        """Terminate a replica that died or hangs."""
         self.last_lost = f"replica {member.index}: {why}"
         _log.warning("%s", self.last_lost)
         return super().lose(member, self.last_lost)
 
     def end(self, member: ReplicaMember) -> None:
-        """End a replica, whatever it is doing."""
+        """Terminate a replica, whatever it is doing."""
         super().end(member)
         member.opened = member.said = member.sync = None
 
     def nobody(self, task: str) -> EngineError:
-        """Return the error for a task that no replica is left for."""
+        """Return the error for a task for which no replica is left."""
         return EngineError(
             f"none of {len(self.members)} replicas is left to {task}; the last one lost: {self.last_lost or 'none'}"
         )

@@ -1,4 +1,4 @@
-"""The transfer of a sync's weights to replicas; it runs where the weights are, here or on learner ranks."""
+"""Transfers a sync's weights to replicas; runs where the weights are, in this process or on learner ranks."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ GROUP = "the group that weights are broadcast to"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """The outcome of one rank's part of a sync. An error is returned, not raised, since it must not end the ranks.
+    """The outcome of one rank's part of a sync. Errors are returned, not raised, since they must not end the ranks.
 
     Attributes:
-        buckets: How many each replica was sent.
+        buckets: Number of buckets sent to each replica.
         reached: Replicas that this rank had to reach.
         lost: Why replicas were lost, by index.
-        failure: What ended it early.
+        failure: The error that ended it early.
     """
 
     buckets: int
@@ -51,17 +51,17 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Sends the weights of one sync, bucket by bucket; the next one is made while replicas load the one before.
+    """Sends the weights of one sync, bucket by bucket; the next bucket is made while replicas load the previous one.
 
-    ``object_store``, ``gloo`` and ``nccl`` send from the first rank; with ``ipc`` each rank serves the replicas on its
-    own GPU, and on CPU the first one all that are on its machine.
+    ``object_store``, ``gloo`` and ``nccl`` send from the first rank. With ``ipc`` each rank serves the replicas on its
+    own GPU; on CPU the first rank serves all replicas on its machine.
 
     Attributes:
         transport: One of ``pool.TRANSPORTS``.
-        receivers: Replicas that are to take them, with what they said of themselves; each process has its own copies.
-        task: The sync in words, as a verb.
-        size: Most bytes in a bucket.
-        seconds: How long a replica may take over a bucket.
+        receivers: Replicas that receive the weights, with their descriptions; each process has its own copies.
+        task: Description of the sync, with a verb.
+        size: Most bytes per bucket.
+        seconds: Timeout of a replica for one bucket.
     """
 
     transport: str
@@ -73,9 +73,9 @@ class Transfer:
     seconds: float
 
     def __call__(self, rank: int, weights: Iterator[tuple[str, Any]]) -> Sent:
-        """Send the weights, pairs of a Hugging Face name and a tensor, which are read once, from one of several ranks.
+        """Send the weights, pairs of a Hugging Face name and a tensor, from one of several ranks; they are read once.
 
-        All ranks take every tensor, since they gather it together.
+        All ranks read every tensor, since they gather it together.
         """
         own = list(self.receivers) if rank == 0 else []
         if self.transport == "ipc":
@@ -110,7 +110,7 @@ class Transfer:
 
 
 def said(member: ReplicaMember) -> Opened:
-    """Return what a replica that is up has said of itself."""
+    """Return the description of a replica that is up."""
     assert member.opened is not None
     return member.opened
 
@@ -126,7 +126,7 @@ class _Sending:
         self.count = 0
         self.lost: dict[int, str] = {}
         self._in_flight: Any = None
-        """The bucket that the replicas read, or its broadcast."""
+        """The bucket that the replicas are reading, or its broadcast."""
 
     @property
     def _left(self) -> list[ReplicaMember]:
@@ -172,7 +172,7 @@ class _Sending:
         def invite(rendezvous: Rendezvous) -> None:
             for one in self._left:
                 task, rank = f"join {GROUP}", ranks[one.index][0]
-                # The group's own timeout, which tells who is missing, comes first.
+                # The group's own timeout, which reports who is missing, comes first.
                 self._actors.ask(one, "call", "join", rendezvous, rank, task=task, seconds=2 * self._transfer.seconds)
 
         try:
@@ -194,7 +194,7 @@ class _Sending:
         return group
 
     def _settle(self) -> None:
-        """Wait for the replicas' answers, and let go of those that died or hang."""
+        """Wait for the replicas' answers, and drop those that died or hang."""
         while self._actors.busy:
             self._note(self._actors.wait())
         if isinstance(self._in_flight, Underway):

@@ -1,1 +1,1 @@
-"""OpenAI-compatible servers: connections, several servers at a time, the two protocols, what a server can do."""
+"""OpenAI-compatible servers: connections, several servers at a time, the two protocols, capabilities of a server."""

@@ -1,6 +1,6 @@
-"""Servers over HTTP: connections that stay open, a deadline for the whole answer, a limit on its size.
+"""HTTP client for servers: persistent connections, a deadline for the whole answer, a limit on its size.
 
-Of several servers the least busy one gets a request; one that keeps failing is left out for a while.
+Among several servers the least busy one gets a request; one that keeps failing is left out for a while.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ...contract.files import reason_of
 from ...errors import RolloutError
 
 LOOK_SECONDS = 0.2
-"""Interval between looks whether somebody interrupts a wait."""
+"""Interval between checks whether a wait was interrupted."""
 MAX_BYTES = 64 * 2**20
-"""Longest answer read: one of 32,768 tokens with its log-probabilities is about 10 MB."""
+"""Largest answer (bytes): one of 32,768 tokens with log-probabilities takes about 10 MB."""
 MAX_ERROR_BYTES = 4096
 MAX_CONNECT_SECONDS = 10.0
 MAX_IDLE_SECONDS = 4.0
@@ -36,21 +36,21 @@ UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 ATTEMPTS = 4
 """Attempts at one request, over all servers."""
 FIRST_PAUSE_SECONDS = 0.5
-"""Before an attempt at a server that has just failed; each further pause is twice as long."""
+"""Pause before retrying a server that has just failed; each further pause is twice as long."""
 MAX_WAIT_SECONDS = 60.0
-"""Longest pause before an attempt, whatever ``Retry-After`` asks for, and longest time that a server is left out."""
+"""Longest pause before an attempt, whatever ``Retry-After`` says, and longest time that a server is left out."""
 FAILURES_IN_A_ROW = 3
-"""After which a server is left out; after one where there is no connection."""
+"""Failures in a row after which a server is left out; a single failure suffices if there is no connection."""
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
-"""By process: a fork has none of its parent's threads."""
+"""Event loop by process id, since a fork has none of its parent's threads."""
 _starting = threading.Lock()
 
 
 def background() -> asyncio.AbstractEventLoop:
-    """Return the event loop in which all servers are asked: in a thread of its own, so that callers need not wait."""
+    """Return the event loop of all server requests, which runs in its own thread so that callers need not wait."""
     with _starting:
         if os.getpid() not in _loops:
             loop = _loops[os.getpid()] = asyncio.new_event_loop()
@@ -59,16 +59,16 @@ def background() -> asyncio.AbstractEventLoop:
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Do something in the event loop of the servers, and return its result."""
+    """Run a coroutine in the servers' event loop, and return its result."""
     future = asyncio.run_coroutine_threadsafe(work, background())
-    # Ctrl-C does not end a wait without a timeout where polars handles the signal.
+    # If polars handles the signal, Ctrl-C does not interrupt a wait without a timeout.
     while not future.done():
         wait([future], timeout=LOOK_SECONDS)
     return future.result()
 
 
 class Refused(Exception):  # noqa: N818
-    """The server says that a request is wrong; sending it again does not help."""
+    """The server rejects a request as wrong; sending it again does not help."""
 
     def __init__(self, reason: str, *, status: int) -> None:
         super().__init__(reason)
@@ -76,29 +76,29 @@ class Refused(Exception):  # noqa: N818
 
 
 class Failed(Exception):  # noqa: N818
-    """The server failed at a request that may succeed at another time or elsewhere."""
+    """The server failed at a request that may succeed later or on another server."""
 
     def __init__(self, reason: str, *, unreachable: bool = False, wait_seconds: float = 0.0) -> None:
         super().__init__(reason)
         self.unreachable = unreachable
         """Whether there was no connection at all."""
         self.wait_seconds = wait_seconds
-        """How long the server asks to be left alone."""
+        """How long the server asks clients to wait."""
 
 
 class Server:
-    """One server, asked any number of requests at a time, through a proxy where the environment names one.
+    """One server with any number of requests at a time, through a proxy if the environment names one.
 
     Args:
         base_url: The server's address, such as ``http://localhost:8000/v1``; without a path ``/v1`` is added. A user
-            and password in it are sent as basic authentication where there is no key, and dropped where there is one.
-        api_key: Sent as a bearer token, without blanks around it and to this address only: redirects are not followed.
+            and password in it are sent as basic authentication if there is no key, and dropped if there is one.
+        api_key: Sent as a bearer token, stripped of white space, and to this address only: redirects are not followed.
         timeout_seconds: Deadline of one answer, from the request to its last byte.
 
     Attributes:
-        refused: Optional fields of a request that it does not take (``protocols.Body``).
-        left_out_until: Until when others are asked instead.
-        busy_until: Until when it asks to be left alone.
+        refused: Optional fields of a request that it rejects (``protocols.Body``).
+        left_out_until: Time until which other servers are used instead.
+        busy_until: Time until which it asks clients to wait.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout_seconds: float = 600.0) -> None:
@@ -111,7 +111,7 @@ class Server:
                 raise RolloutError("api_key has characters that no key has; it must be printable ASCII")
             self._headers["Authorization"] = f"Bearer {key}"
         self._clients: dict[int, httpx2.AsyncClient] = {}
-        """By process: a fork must not share its parent's connections."""
+        """Clients by process id, since a fork must not share its parent's connections."""
         self._http()
         self.refused: frozenset[str] = frozenset()
         self.in_flight = self.failures_in_a_row = 0
@@ -133,11 +133,11 @@ class Server:
         return self._clients[os.getpid()]
 
     async def ask(self, route: str, body: Mapping[str, Any] | None) -> Any:
-        """Ask the server by a route below its address and return its JSON; with None for a body it is a GET.
+        """Call a route below the server's address and return its JSON; without a body it is a GET.
 
         Raises:
             Refused: The server says that the request is wrong.
-            Failed: The server cannot be reached, fails, takes too long or answers something else than JSON.
+            Failed: The server cannot be reached, fails, takes too long or answers with something other than JSON.
         """
         method, content = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
         try:
@@ -159,7 +159,7 @@ class Server:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the root cause of an error; the libraries' own errors say less."""
+    """Return the root cause of an error, since the libraries' own errors say less."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     if isinstance(error, BaseExceptionGroup):
@@ -170,7 +170,7 @@ def _cause(error: BaseException) -> str:
 
 
 async def _whole(response: httpx2.Response) -> bytes:
-    """Read a body; one of an error is cut at the limit, any other may not be longer."""
+    """Read a body: that of an error is cut at the limit, any other must not exceed it."""
     data = bytearray()
     async for part in response.aiter_bytes():
         data += part
@@ -182,7 +182,7 @@ async def _whole(response: httpx2.Response) -> bytes:
 
 
 def _judged(response: httpx2.Response, data: bytes) -> Any:
-    """Return the JSON of an answer, or raise what its status says."""
+    """Return the JSON of an answer, or raise the error of its status."""
     status, headers = response.status_code, response.headers
     if status == 200:
         try:
@@ -205,7 +205,7 @@ def _judged(response: httpx2.Response, data: bytes) -> Any:
 
 
 def _seconds(retry_after: str) -> float:
-    """Return the seconds of a header ``Retry-After``: a number or a date."""
+    """Parse a ``Retry-After`` header, a number or a date, to seconds."""
     with suppress(ValueError):
         return max(0.0, float(retry_after))
     with suppress(ValueError):
@@ -214,7 +214,7 @@ def _seconds(retry_after: str) -> float:
 
 
 def _address(base_url: str, *, keyed: bool) -> str:
-    """Check an address and complete it; credentials in it would take the place of a key."""
+    """Check and complete an address; credentials in it would replace a key."""
     try:
         url = httpx2.URL(base_url)
     except httpx2.InvalidURL:
@@ -240,19 +240,19 @@ class Servers:
         return " and ".join(map(str, self.all))
 
     async def answered(self, ask: Callable[[Server], Awaitable[Result]]) -> Result:
-        """Return the answer to one request, from whichever server gives it.
+        """Return the answer to one request, from any of the servers.
 
         Args:
-            ask: Asks a server; what it raises besides ``Failed`` is not tried again.
+            ask: Calls a server; errors other than ``Failed`` are not retried.
 
         Raises:
-            Failed: All attempts failed; the message says where and how. ``unreachable`` says that there was no
-                connection at any of them.
+            Failed: All attempts failed; the message says where and how. ``unreachable`` means that no attempt had a
+                connection.
         """
         failures: dict[Server, list[Failed]] = {}
         for attempt in range(ATTEMPTS):
             now = time.monotonic()
-            # Where none is free, waiting for one would hold up a request that may fail anyway.
+            # If no server is free, waiting for one would delay a request that may fail anyway.
             free = [s for s in self.all if max(s.left_out_until, s.busy_until) <= now] or self.all
             server = min([s for s in free if s not in failures] or free, key=lambda s: s.in_flight)
             pause = FIRST_PAUSE_SECONDS * 2 ** (attempt - 1) if server in failures else 0.0
@@ -282,7 +282,7 @@ class Servers:
             await server.close()
 
     def _failed(self, server: Server, error: Failed) -> None:
-        """Leave a server out that keeps failing, and leave one alone that asks for it."""
+        """Leave out a server that keeps failing, and wait for one that asks for it."""
         now = time.monotonic()
         server.failures_in_a_row += 1
         server.busy_until = max(server.busy_until, now + min(error.wait_seconds, MAX_WAIT_SECONDS))

@@ -25,21 +25,22 @@ Result = TypeVar("Result")
 
 
 class OpenAISampler(LocalSampler):
-    """Samples with one or several servers that speak OpenAI's protocols, such as ``vllm serve``.
+    """Samples with one or several servers of OpenAI's protocols, such as ``vllm serve``.
 
-    Each response is a request with its own ``seed``. Which tokens a seed gives depends on the server; vLLM gives
-    those of ``VllmSampler``. Token ids come back from vLLM (``return_token_ids``); another server's text is tokenized
-    here, which may split it differently than the policy did (column ``retokenized``). Log-probabilities are the
-    server's, and left empty where it reports none or, for text, where its tokens are not those made here. A request
-    that fails each time is a response that was ``aborted`` with the reason in ``failure``, as long as others succeed.
+    Each response is a request with its own ``seed``. The tokens for a seed depend on the server; vLLM gives the same as
+    ``VllmSampler``. vLLM returns token ids (``return_token_ids``). Text of other servers is tokenized here, which may
+    split it differently than the policy did (column ``retokenized``). Log-probabilities are the server's. They are
+    empty if it reports none or, for text, if its tokens differ from those made here. A request that always fails
+    becomes an ``aborted`` response with the reason in ``failure``, as long as others succeed.
 
     Args:
         model: Directory or name of the model whose tokenizer encodes prompts and decodes responses.
         base_url: The server's address, such as ``http://localhost:8000/v1``.
         base_urls: The addresses of several servers of one model, instead.
-        protocol: ``completions`` (prompts as token ids) or ``chat`` (as messages, for servers that have nothing else).
+        protocol: ``completions`` (prompts as token ids) or ``chat`` (prompts as messages, for servers without
+            completions).
         api_key: Sent as a bearer token.
-        served_model: The model's name at the server; by default ``model``, or the only one there is.
+        served_model: The model's name on the server; by default ``model``, or the server's only model.
         concurrency: Requests in flight at a time at each server.
         timeout_seconds: Deadline of one answer, up to its last byte.
 
@@ -95,7 +96,7 @@ class OpenAISampler(LocalSampler):
             raise
 
     def use(self, sampling: Sampling) -> None:
-        """Sample differently from now on; see ``Sampler.use``."""
+        """Change the sampling settings; see ``Sampler.use``."""
         _check_protocol(self._protocol, sampling)
         super().use(sampling)
 
@@ -114,7 +115,7 @@ class OpenAISampler(LocalSampler):
         reached = False
 
         async def finish(index: int) -> Response:
-            """Return the finished response to one request, or one that was aborted."""
+            """Return the finished response to one request, or an aborted one."""
             nonlocal reached
             request = requests[index]
             while True:
@@ -169,7 +170,7 @@ class OpenAISampler(LocalSampler):
         )
 
     def _body(self, request: Request) -> Body:
-        """Return what to send for a request; a prompt of ``completions`` was rendered with the chat options here."""
+        """Return the body of a request; a prompt for ``completions`` was rendered here with the chat options."""
         sampling = self.sampling
         fields: dict[str, Any] = {
             "model": self.served_model,
@@ -186,7 +187,7 @@ class OpenAISampler(LocalSampler):
         if sampling.stop_token_ids:
             own["stop_token_ids"] = self.stop_token_ids
         elif self.stop_token_ids:
-            # A server ends at its model's own end-of-sequence tokens without being told.
+            # A server stops at its model's own end-of-sequence tokens without being told.
             optional["stop_token_ids"] = self.stop_token_ids
         if self._protocol == "chat":
             fields["messages"] = [dict(message) for message in request.messages]
@@ -207,7 +208,7 @@ def _check_protocol(protocol: str, sampling: Sampling) -> None:
 
 
 async def served_name(servers: Servers, model: str, wanted: str | None) -> str:
-    """Return a model's name at servers, checked against their lists."""
+    """Return a model's name on the servers, checked against their lists."""
     name, silent = wanted, []
     for server in servers.all:
         try:
@@ -219,7 +220,7 @@ async def served_name(servers: Servers, model: str, wanted: str | None) -> str:
         except Refused as error:
             if error.status != 404:
                 raise RolloutError(f"{server} refuses ({error})") from None
-            # It has no such list.
+            # The server has no such list.
             listed = []
         except (KeyError, TypeError):
             raise RolloutError(f"{server.base_url}/models does not answer as an OpenAI-compatible server") from None
@@ -235,10 +236,10 @@ async def served_name(servers: Servers, model: str, wanted: str | None) -> str:
 def in_parallel(
     count: int, work: Callable[[int], Coroutine[Any, Any, Result]], *, at_a_time: int
 ) -> Generator[tuple[int, Result], None, None]:
-    """Do ``work(0)`` to ``work(count - 1)``, begun in that order, and yield indices and results as they are done.
+    """Run ``work(0)`` to ``work(count - 1)``, started in that order, and yield indices and results as they finish.
 
-    Others begin when results are taken: who takes them slowly is not overrun. Closing the iterator, or an error of one,
-    ends the work.
+    New work starts when results are taken, so a slow consumer is not overrun. Closing the iterator, or an error,
+    cancels the rest.
     """
     indices, active = iter(range(count)), dict[Future[Result], int]()
     done = set[Future[Result]]()
@@ -253,6 +254,6 @@ def in_parallel(
                 return
             done = wait(active, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED).done
     finally:
-        # Nobody waits for their end: this may be the end of the process.
+        # Do not wait for them, since the process may be ending.
         for future in active:
             future.cancel()

@@ -1,7 +1,7 @@
-"""OpenAI's two protocols: with completions prompts go out as token ids, with chat as messages that the server renders.
+"""OpenAI's two protocols: completions take prompts as token ids, chat takes messages that the server renders.
 
-A server may refuse the fields of a request that change nothing that is sampled. Its answer becomes a response once
-everything that can be counted in it agrees.
+A server may reject fields of a request that do not affect sampling. Its answer becomes a response once everything in it
+that can be counted agrees.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..sampling import Request, Response
 from .client import Failed, Refused, Server
 
 PROTOCOLS = {"completions": "completions", "chat": "chat/completions"}
-"""Their names, and the path of each under a server's address."""
+"""The protocols, and the path of each below a server's address."""
 ROUNDING = 1e-3
-"""A log-probability may lie above 0 by so much: servers round."""
+"""Largest accepted log-probability, which may be above 0 since servers round."""
 WRONG_REQUEST = {400, 422}
-"""Statuses with which servers refuse fields that they do not know."""
+"""Statuses with which servers reject unknown fields."""
 NEUTRAL: Mapping[str, Any] = {
     "top_k": 0,
     "min_p": 0.0,
@@ -32,7 +32,7 @@ NEUTRAL: Mapping[str, Any] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Servers fill in what a request does not set from the model's generation config; these values restrict nothing."""
+"""Values that restrict nothing: servers fill in missing ones from the model's generation config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class Body:
     """The body of a request.
 
     Attributes:
-        fields: Those that every server must take.
-        optional: Those that a strict server may refuse, since nothing that is sampled depends on them.
-        own: Names in ``fields`` that OpenAI's protocol does not have; what is sampled depends on them.
+        fields: Fields that every server must accept.
+        optional: Fields that a strict server may reject, since sampling does not depend on them.
+        own: Names in ``fields`` that OpenAI's protocol does not have and that affect sampling.
     """
 
     fields: Mapping[str, Any]
@@ -53,12 +53,13 @@ class Body:
         """Return the body without some optional fields."""
         sent = {**self.fields, **{name: value for name, value in self.optional.items() if name not in refused}}
         if "max_tokens" in self.optional.keys() & refused:
-            # Servers that know only the newer name say so; those that know only the older would ignore the newer.
+            # Servers that know only the newer name reject the older one; those that know only the older would ignore
+            # the newer.
             sent["max_completion_tokens"] = self.optional["max_tokens"]
         return sent
 
     def blamed(self, reason: str, refused: frozenset[str]) -> frozenset[str]:
-        """Return the optional fields to leave out next: those that a refusal names, or else all."""
+        """Return the optional fields to leave out next: those that a rejection names, or else all."""
         words, left = set(re.findall(r"\w+", reason)), self.optional.keys() - refused
         named = left & words
         for name in self.own:
@@ -71,10 +72,10 @@ class Body:
 
 
 async def ask(server: Server, route: str, body: Body) -> Any:
-    """Ask a server, which remembers which optional fields it refuses, without these.
+    """Send a request without the optional fields that the server has rejected, and remember new rejections.
 
     Raises:
-        RolloutError: The server refuses a field that changes what is sampled.
+        RolloutError: The server rejects a field that affects sampling.
         Refused: The server says that the request is wrong even without the optional fields.
         Failed: The server failed.
     """
@@ -99,13 +100,13 @@ class Wrong(Failed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The statements of both protocols about a response; None where a server makes none.
+    """The contents of an answer in both protocols; None for anything that the server does not report.
 
     Attributes:
-        ids: Its token ids, as vLLM gives them.
+        ids: Its token ids, as vLLM returns them.
         tokens: The text of each token.
         logprobs: The log-probability of each token.
-        completion_tokens: How many tokens the server counts.
+        completion_tokens: The server's count of tokens.
         stopped_at: The stop text or the token that ended it.
     """
 
@@ -119,7 +120,7 @@ class Reply:
 
 
 def read(answer: Any, request: Request, *, protocol: str) -> Reply:
-    """Return what an answer says."""
+    """Parse an answer."""
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise Wrong("its answer has no choices, so it is not OpenAI's protocol")
@@ -133,7 +134,7 @@ def read(answer: Any, request: Request, *, protocol: str) -> Reply:
             prompt_ids, message = answer.get("prompt_token_ids"), choice["message"]
             reported = logprobs.get("content") or []
             tokens, numbers = [entry["token"] for entry in reported], [entry["logprob"] for entry in reported]
-            # A reasoning parser takes the thinking out of the text; where there are token ids they are decoded instead.
+            # A reasoning parser removes the thinking from the text; if there are token ids, they are decoded instead.
             parsed = message.get("reasoning") or message.get("reasoning_content") or message.get("tool_calls")
             text = None if ids is not None and parsed else message.get("content") or ""
         else:
@@ -163,12 +164,12 @@ def read(answer: Any, request: Request, *, protocol: str) -> Reply:
 def response_of(
     answer: Reply, request: Request, *, tokenizer: Any, vocabulary: int, ends: Sequence[int], stops: bool
 ) -> Response:
-    """Return the response that an answer holds; one whose counts do not agree is ``Wrong``.
+    """Return the response in an answer; one with inconsistent counts is ``Wrong``.
 
     Args:
-        vocabulary: Tokens that the model has.
-        ends: Tokens at which a response ends.
-        stops: Whether stop texts were asked for.
+        vocabulary: Number of the model's tokens.
+        ends: Tokens that end a response.
+        stops: Whether stop texts were requested.
     """
     if answer.finish_reason not in {"stop", "length"}:
         raise Wrong(f"its response finished with {answer.finish_reason!r} instead of 'stop' or 'length'")
@@ -193,7 +194,7 @@ def response_of(
             f"its response was cut off after {count} of {request.max_new_tokens} tokens; the server has a limit "
             "of its own, such as max_new_tokens of a generation config"
         )
-    # Tokens are decoded as those of every other engine; only the server knows where a stop text began.
+    # Tokens are decoded as for every other engine; only the server knows where a stop text began.
     at_text = stops and answer.finish_reason == "stop" and not (len(ids) and ids[-1] in ends)
     return Response(
         ids=ids.astype(np.int32),
@@ -205,9 +206,9 @@ def response_of(
 
 
 def _tokenized(answer: Reply, tokenizer: Any, *, stops: bool) -> tuple[NDArray[Any], bool]:
-    """Tokenize a text; the end-of-sequence token, which a text does not show, is added where it was sampled.
+    """Tokenize a text, and add the end-of-sequence token, which a text does not show, if it was sampled.
 
-    Returns the tokens, and whether the server says that it sampled the same ones.
+    Returns the tokens, and whether the server reports that it sampled the same ones.
     """
     text, reported = answer.text or "", list(answer.tokens)
     if tokenizer.is_fast:
@@ -219,17 +220,17 @@ def _tokenized(answer: Reply, tokenizer: Any, *, stops: bool) -> tuple[NDArray[A
     if isinstance(answer.stopped_at, int):
         end = answer.stopped_at
     elif stops:
-        # A stop text may have ended it: only some servers say which it was.
+        # A stop text may have ended it; only some servers say which.
         end = None
     ended = answer.finish_reason == "stop" and end is not None
-    # It has many spellings, and some servers give it none.
+    # The end-of-sequence token has many spellings, and some servers leave it empty.
     seen = reported[:-1] if ended else reported
     same = "".join(seen) == text and list(accumulate(len(token) for token in seen)) == places
     return np.array([*ids, end] if ended else ids, np.int32), same
 
 
 def _logprobs(answer: Reply, count: int) -> NDArray[np.float32]:
-    """Return the log-probabilities, if there is one for each token."""
+    """Return the log-probabilities, if there is one per token."""
     none = np.zeros(0, np.float32)
     if not len(answer.logprobs):
         return none

@@ -1,1 +1,1 @@
-"""vLLM, in this process (``sampler``) or in a Ray actor (``remote``): the only modules that know it."""
+"""vLLM, in this process (``sampler``) or in a Ray actor (``remote``); no other module imports it."""

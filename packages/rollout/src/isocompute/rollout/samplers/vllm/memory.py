@@ -1,4 +1,4 @@
-"""The memory that an engine needs, from a model's numbers alone and before it is loaded, and what a device has left."""
+"""Predicts an engine's memory from a model's configuration, before loading, and measures a device's free memory."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ..sampling import Engine, Sampling
 GIB = 2**30
 TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GRAPH_BYTES = 1.5 * GIB
-"""Of CUDA graphs and the workspaces of libraries, roughly."""
+"""Rough size of CUDA graphs and library workspaces."""
 PROCESS_BYTES = 1.0 * GIB
-"""Of a process that has loaded torch and vLLM, on CPU."""
+"""Size of a process that has loaded torch and vLLM, on CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """The numbers of a model that its memory depends on.
+    """The properties of a model that determine its memory.
 
     Attributes:
-        parameters: Number of parameters, tied ones counted once.
-        weights: Its weights where they are quantised (bytes); None where each parameter is of the engine's type.
-        dtype: The type its checkpoint states.
+        parameters: Number of parameters; tied ones count once.
+        weights: Size of quantised weights (bytes); None if all parameters are of the engine's type.
+        dtype: The type in its checkpoint.
         hidden: Width of the residual stream.
-        intermediate: Width of the feed-forward layer; of all experts that one token uses.
+        intermediate: Width of the feed-forward layer, over all experts that one token uses.
         vocabulary: Number of tokens.
         kv_values: Values that the KV cache holds per token and layer.
-        positions: Longest sequence (tokens), or None where the configuration does not say.
+        positions: Longest sequence (tokens), or None if the configuration does not say.
     """
 
     parameters: int
@@ -46,10 +46,11 @@ class ModelSize:
 
 
 def size_of(config: Mapping[str, Any], *, parameters: int, stored: float = 0.0) -> ModelSize:
-    """Read a model's numbers from the text model's ``config.json``.
+    """Read a model's properties from the text model's ``config.json``.
 
     Args:
-        stored: Size of the checkpoint (bytes), 0 where its files are not here; a quantised model's weights take that.
+        stored: Size of the checkpoint (bytes), which is that of a quantised model's weights; 0 if its files are not
+            local.
     """
     bits, positions = _bits(config.get("quantization_config")), int(config.get("max_position_embeddings") or 0)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -76,7 +77,7 @@ def size_of(config: Mapping[str, Any], *, parameters: int, stored: float = 0.0) 
 
 
 def _bits(quantization: Mapping[str, Any] | None) -> int | None:
-    """Return the bits of a quantised parameter; None where nothing is quantised."""
+    """Return the bits of a quantised parameter; None without quantisation."""
     if not quantization:
         return None
     groups = (quantization.get("config_groups") or {}).values()
@@ -92,11 +93,11 @@ class MemoryPlan:
     """The memory of an engine on each device (bytes).
 
     Attributes:
-        needed: All but the KV cache, by what it is for.
+        needed: Memory other than the KV cache, by purpose.
         kv_token: KV cache of one token.
-        available: Memory that the engine may take.
-        kv: KV cache that it gets.
-        concurrent: Longest requests that fit into it together.
+        available: Memory that the engine may use.
+        kv: Size of the KV cache.
+        concurrent: Number of longest requests that fit into it together.
     """
 
     needed: Mapping[str, float]
@@ -115,11 +116,11 @@ class MemoryPlan:
 def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str, available: float) -> MemoryPlan:
     """Plan an engine's memory.
 
-    The estimate is of what must be there at least, within a fifth or so: an engine that it lets through may still fail
-    to load where it leaves little to spare.
+    The estimate is a lower bound, within about a fifth: an engine that passes may still fail to load if little is left
+    over.
 
     Args:
-        available: Memory that the engine may take on each device (bytes).
+        available: Memory that the engine may use on each device (bytes).
 
     Raises:
         RolloutError: It cannot fit, or the requests are longer than the model allows; the message names the setting to
@@ -131,16 +132,16 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
             f"max_prompt_tokens + max_new_tokens is {longest}, and the model {model} takes at most {size.positions} "
             "tokens; one of them must be smaller"
         )
-    # vLLM downcasts a float32 checkpoint unless it is told otherwise.
+    # vLLM casts a float32 checkpoint down unless told otherwise.
     own = "bfloat16" if size.dtype == "float32" else size.dtype
     kind = own if engine.dtype == "auto" else engine.dtype
     width, shares = TYPE_BYTES.get(kind, 2), engine.tensor_parallel
     weights = (size.parameters * width if size.weights is None else size.weights) / shares
-    # vLLM packs both on CPU and keeps the plain weights beside them.
+    # On CPU vLLM packs both and keeps the plain weights as well.
     packed = 2.0 * size.vocabulary * size.hidden * width if engine.device == "cpu" else 0.0
-    # At the widest: gate and up projections and their product, the residual stream and the layer's input.
+    # At the widest point: gate and up projections and their product, the residual stream and the layer's input.
     activations = engine.max_batched_tokens * (3 * size.intermediate / shares + 2 * size.hidden) * width
-    # Logits in the model's type, in float32, their log-probabilities, and the sampler's copy.
+    # Logits in the model's type and in float32, their log-probabilities, and the sampler's copy.
     logits = engine.max_concurrent * size.vocabulary * (width + 3 * 4)
     needed = {
         "weights": weights,
@@ -160,7 +161,7 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
     total = fixed + max(kv_least, (engine.kv_cache_gib or 0) * GIB)
     if total > available:
         over = total - available
-        # A pass must hold the responses generated together, and without chunked prefill the longest request.
+        # A pass must hold all concurrent responses, and without chunked prefill the longest request.
         fewest = max(engine.max_concurrent, 0 if engine.chunked_prefill else longest)
         tokens = floor(engine.max_batched_tokens * (1 - over / activations) / 256) * 256
         concurrent = floor(engine.max_concurrent * (1 - over / logits))
@@ -191,7 +192,7 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
                 f"needs {kv_least / GIB:.2f}"
             )
     else:
-        # On CUDA the engine takes all that is left: cached prefixes use it. A CPU's memory has other users.
+        # On CUDA the engine uses all that is left, for cached prefixes. A CPU's memory has other users.
         kv = room if engine.device == "cuda" else min(kv_least * engine.max_concurrent, max(kv_least, room / 2))
     return MemoryPlan(
         needed=needed,
@@ -203,7 +204,7 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
 
 
 def has_cuda() -> bool:
-    """Return whether the vLLM that is installed runs on a CUDA device of this process."""
+    """Return whether the installed vLLM runs on a CUDA device of this process."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -217,7 +218,7 @@ def has_cuda() -> bool:
 
 
 def available_to(engine: Engine) -> float:
-    """Return the memory that an engine may take on each of its devices (bytes)."""
+    """Return the memory that an engine may use on each of its devices (bytes)."""
     if engine.device == "cpu":
         return free_bytes() * engine.memory_share
     import torch
@@ -233,14 +234,14 @@ def available_to(engine: Engine) -> float:
 
 
 def free_bytes(root: Path = Path("/")) -> float:
-    """Return the memory that this machine, or the container this process runs in, has left (bytes)."""
+    """Return the free memory of this machine or of the container of this process (bytes)."""
     group = root / "sys/fs/cgroup"
     versions = (
         ("memory.max", "memory.current", "memory.stat", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
     )
     left = [
-        # Pages of files that nobody uses, such as of a checkpoint just read, are given back when memory is short.
+        # Unused file pages, such as those of a checkpoint just read, are released when memory is short.
         _read(group / limit) - _read(group / used) + _counted(group / counts, cached)
         for limit, used, counts, cached in versions
         if (group / limit).is_file()

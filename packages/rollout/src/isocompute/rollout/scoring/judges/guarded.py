@@ -1,4 +1,4 @@
-"""Evaluators that only calculate, given to scorers that would evaluate a text as Python code."""
+"""Evaluators that only calculate, for scorers that would evaluate a text as Python code."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from types import ModuleType
 from typing import Any
 
 LONGEST = 4096
-"""Characters of the longest text that is evaluated."""
+"""Characters of the longest text to evaluate."""
 LARGEST_BITS = 4096
-"""Bits of the largest integer that a calculation may reach."""
+"""Bits of the largest integer in a calculation."""
 FUNCTIONS = frozenset({
     "sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "acot", "sinh", "cosh",
     "tanh", "asinh", "acosh", "atanh", "exp", "log", "ln", "sqrt", "Abs", "pi", "erf",
 })  # fmt: skip
-"""Names that may stand in a mathematical expression, besides single letters."""
+"""Names allowed in a mathematical expression, besides single letters."""
 
 _TOKEN = re.compile(r"\s+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?P<name>[A-Za-z]\w*)|\*\*|[-+*/^(),]", re.ASCII)
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -41,10 +41,10 @@ _UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
 
 
 def evaluate(text: str) -> Any:
-    """Return the value of literals, lists of them and integer arithmetic; stands in for ``eval``.
+    """Return the value of literals, lists of them and integer arithmetic; replaces ``eval``.
 
     Raises:
-        ValueError: It is anything else, too long, or its value too large.
+        ValueError: The text is anything else or too long, or its value is too large.
     """
     if not isinstance(text, str) or len(text) > LONGEST:
         raise ValueError(f"no text of at most {LONGEST} characters")
@@ -52,7 +52,7 @@ def evaluate(text: str) -> Any:
 
 
 def checked(text: str, names: frozenset[str] = FUNCTIONS, *, letters: bool = True) -> str:
-    """Return a mathematical expression as it is, once it holds numbers, operators, parentheses and names alone."""
+    """Return a mathematical expression unchanged if it contains only numbers, operators, parentheses and names."""
     if len(text) > LONGEST:
         raise ValueError(f"the expression has more than {LONGEST} characters")
     place = 0
@@ -68,7 +68,7 @@ def checked(text: str, names: frozenset[str] = FUNCTIONS, *, letters: bool = Tru
 def guarded_parser(
     parse: Callable[..., Any], names: frozenset[str] = FUNCTIONS, *, letters: bool = True
 ) -> Callable[..., Any]:
-    """Return sympy's ``parse_expr`` for expressions that ``checked`` lets pass."""
+    """Return sympy's ``parse_expr`` for expressions that pass ``checked``."""
 
     def parse_expr(text: str, *values: Any, **options: Any) -> Any:
         return parse(checked(text, names, letters=letters), *values, **options)
@@ -77,7 +77,7 @@ def guarded_parser(
 
 
 def guarded_module(real: ModuleType, **names: Any) -> ModuleType:
-    """Return a module that is another one but for a few names."""
+    """Return a copy of a module with a few names replaced."""
     module = ModuleType(real.__name__)
     module.__dict__.update({**vars(real), **names})
     return module

@@ -1,4 +1,4 @@
-"""A program run in a process of its own, with its input on standard input; what it printed is compared elsewhere."""
+"""Runs a program in its own process with input on standard input; its output is compared elsewhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .. import running
 LONGEST_PROGRAM = 100_000
 """Bytes of the longest program, which the kernel takes as one argument."""
 FILTER = "{filter}"
-"""Stands in a command for the file descriptor of a filter of system calls."""
+"""Placeholder in a command for the file descriptor of a system-call filter."""
 LOOK_SECONDS = 0.05
-"""Interval between looks whether a program that keeps its output open has ended, or has used up its time."""
+"""Interval between checks whether a program with open output has ended or used up its time."""
 _PART = 1 << 16
 LAST_BYTES = 1 << 12
-"""Bytes that are kept of the end of what a program says of its errors."""
+"""Bytes kept from the end of a program's standard error."""
 
 
 class ProgramTooLongError(ValueError):
@@ -33,12 +33,12 @@ class ProgramTooLongError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apart:
-    """Separation of a program from the process that starts it."""
+    """How a program is isolated from the process that starts it."""
 
     command: tuple[str, ...] = ()
-    """Words before a program's command, with ``FILTER`` in it; empty where the sandbox of this process is enough."""
+    """Words before a program's command, with ``FILTER`` among them; empty if this process's sandbox suffices."""
     filter: bytes = b""
-    """A filter of system calls, in the kernel's form."""
+    """A system-call filter, in the kernel's format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +46,17 @@ class Ran:
     """Outcome of a program.
 
     Attributes:
-        output: Printed bytes, one byte more than allowed at most.
-        code: Its exit code, below 0 for a signal.
+        output: Printed bytes, at most one more than allowed.
+        code: Its exit code; negative for a signal.
         late: Whether it took too long.
-        error: The last line on its standard error, which it may have made up.
+        seconds: Its processor time, including that of its descendants where this process can see them.
+        error: The last line on its standard error, which the program may have made up.
     """
 
     output: bytes
     code: int
     late: bool
+    seconds: float
     error: bytes
 
 
@@ -65,20 +67,20 @@ def run(
 
     Args:
         given: Its standard input.
-        seconds: Time by the clock.
-        most: Bytes that it may print.
-        processor_seconds: Processor time, with that of what it starts where this process can see them.
+        seconds: Wall time limit.
+        most: Most bytes that it may print.
+        processor_seconds: Limit on processor time, including that of its children as far as this process sees them.
 
     Raises:
         OSError: No process can be started.
-        ValueError: The program is too long (``ProgramTooLongError``), or no text.
+        ValueError: The program is too long (``ProgramTooLongError``), or not a text.
     """
     if len(program.encode()) > LONGEST_PROGRAM:
         raise ProgramTooLongError(f"the program has more than {LONGEST_PROGRAM} bytes")
     python = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-W", "ignore", "-c", program]
     reading, writing = os.pipe()
     try:
-        # It fits into the pipe, and its end is where the filter ends.
+        # The filter fits into the pipe; closing the pipe marks its end.
         os.write(writing, apart.filter)
         os.close(writing)
         command = [str(reading) if word == FILTER else word for word in apart.command] + python
@@ -93,13 +95,17 @@ def run(
     finally:
         os.close(reading)
     end, errors = time.monotonic() + seconds, bytearray()
+    seen, before = 0.0, spent()
 
     def late() -> bool:
+        nonlocal seen
         used = running.clock(process.pid)
         if apart.command:
-            # What is around it takes none, and its own processes can be seen from here.
+            # The wrapper uses no processor time, and the program's processes are visible from here. Those that the
+            # program did not wait for end with their namespace, and no process reports their time afterwards.
             used = sum(each.used + each.reaped for each in running.descendants(process.pid, ended=True))
-        return time.monotonic() > end or used > processor_seconds
+        seen = max(seen, used)
+        return time.monotonic() > end or seen > processor_seconds
 
     try:
         output, is_late = _talk(process, given, late, most, errors)
@@ -107,7 +113,8 @@ def run(
             is_late = _late(process, late, errors)
     finally:
         killed = False
-        # Without a namespace of its own the sandbox may signal nobody: the worker ends the program with the response.
+        # Without its own namespace the sandbox may not signal others; the worker then ends the program with the
+        # response.
         with contextlib.suppress(PermissionError):
             process.kill()
             killed = True
@@ -116,11 +123,12 @@ def run(
                 with contextlib.suppress(OSError):
                     pipe.close()
     said = bytes(errors).rstrip().rpartition(b"\n")[2]
-    return Ran(output=output, code=process.wait() if killed else -signal.SIGKILL, late=is_late, error=said)
+    code = process.wait() if killed else -signal.SIGKILL
+    return Ran(output=output, code=code, late=is_late, seconds=max(seen, spent() - before), error=said)
 
 
 def spent() -> float:
-    """Return the processor time of all programs that this process has run, s."""
+    """Return the processor time of all programs that this process has run (s)."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -128,7 +136,7 @@ def spent() -> float:
 def _talk(
     process: subprocess.Popen[bytes], given: bytes, late: Callable[[], bool], most: int, errors: bytearray
 ) -> tuple[bytes, bool]:
-    """Write input and read output until it ends, is too much, or the time is up; return whether it was up."""
+    """Write input and read output until it ends, is too long or the time is up; return it and whether time was up."""
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
@@ -148,7 +156,7 @@ def _talk(
                 if late():
                     return bytes(output), True
                 looked = time.monotonic()
-            # Seen before what it printed is read, so that nothing printed is missed.
+            # Checked before its output is read, so that no output is missed.
             ended = process.poll() is not None
             ready = {key.fileobj for key, _ in pipes.select(0 if ended else LOOK_SECONDS)}
             if process.stderr in ready and not _heard(process, errors):
@@ -159,7 +167,7 @@ def _talk(
                 if not part or len(output) > most:
                     return bytes(output), False
             elif ended:
-                # Others that it started may hold the pipe open.
+                # Processes that it started may keep the pipe open.
                 return bytes(output), False
             if process.stdin in ready:
                 try:
@@ -172,7 +180,7 @@ def _talk(
 
 
 def _heard(process: subprocess.Popen[bytes], errors: bytearray) -> bool:
-    """Read what is there of a program's standard error, and keep the end; return whether there may be more."""
+    """Read available standard error of a program, and keep its end; return whether there may be more."""
     assert process.stderr is not None
     try:
         part = os.read(process.stderr.fileno(), _PART)
@@ -184,7 +192,7 @@ def _heard(process: subprocess.Popen[bytes], errors: bytearray) -> bool:
 
 
 def _late(process: subprocess.Popen[bytes], late: Callable[[], bool], errors: bytearray) -> bool:
-    """Wait for the end of a program that has closed its output; return whether its time was up before."""
+    """Wait until a program that has closed its output ends; return whether its time was up first."""
     while True:
         try:
             process.wait(LOOK_SECONDS)

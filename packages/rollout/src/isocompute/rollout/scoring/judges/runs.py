@@ -1,9 +1,8 @@
-r"""``runs``: the response is a program, and is right when it prints what each of the problem's tests wants.
+r"""``runs``: the response is a program, and is right if it prints what each of the problem's tests expects.
 
 The answer of a problem is the JSON list of its tests, ``[{"input": "3 4\n", "output": "7"}, ...]``, or a mapping of
-``tests`` and ``seconds``, the processor time of each. The program is the response's last block of Python, or all of
-it (``program_of``). It runs once for each test in a process of its own, which gets the input and has no way to the
-verdict.
+``tests`` and ``seconds``, the processor time of each. The program is the response's last block of Python, or all of it
+(``program_of``). It runs once per test in its own process, which gets the input and has no way to the verdict.
 """
 
 from __future__ import annotations
@@ -23,35 +22,35 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ProblemError, RolloutError
-from .programs import Apart, Ran, run, spent
+from .programs import Apart, Ran, run
 from .text import Judge, Scored
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
 
 CLOCK_FACTOR = 10.0
-"""Time by the clock that a test may take, in multiples of its processor time: the machine may be busy."""
+"""Wall time of a test as a multiple of its processor time, since the machine may be busy."""
 COMPARING_SECONDS = 0.1
-"""Processor time of a response that is left to the process which starts programs and compares."""
+"""Processor time of a response that is reserved for the process which starts programs and compares their output."""
 START_SECONDS = 20.0
-"""Timeout of the program that shows whether programs can be run."""
+"""Timeout of the program that checks whether programs can be run."""
 MORE_OUTPUT = 1 << 16
-"""Bytes that a program may print besides as many as it should."""
+"""Bytes that a program may print beyond the expected output."""
 TOLERANCE = Decimal("1e-6")
-"""Absolute or relative difference of numbers that are equal, where the wanted one has a point or an exponent."""
+"""Absolute or relative difference of equal numbers, if the expected one has a point or an exponent."""
 _WIDE = Context(prec=128, Emax=MAX_EMAX, Emin=MIN_EMIN)
-"""Holds every difference of two numbers."""
+"""Precision that holds every difference of two numbers."""
 FAULTS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
-"""What compiling a text raises that is no program."""
+"""Errors from compiling a text that is not a program."""
 _NUMBER = re.compile(r"[+-]?(\d{1,64}(\.\d{0,64})?|\.\d{1,64})([eE][+-]?\d{1,6})?", re.ASCII)
 _PYTHON = re.compile(
     r"(?:\{(?:[^}]*[\s.])?|\S*\.)?(?:python|pypy|py)(?:[\s-]?[23](?:\.\d+)*)?(?![\w.+-])", re.ASCII | re.IGNORECASE
 )
-"""Beginning of an info string that means Python: ``py``, ``Python 3``, ``{.python #id}``, ``main.py``."""
+"""Start of an info string that means Python: ``py``, ``Python 3``, ``{.python #id}``, ``main.py``."""
 
 
 class DigitsLimitError(ValueError):
-    """A program converted a whole number of more than 4,300 digits from or to text, as CPython does not by itself."""
+    """A program converted an integer of more than 4,300 digits from or to text, which CPython refuses by default."""
 
 
 LIMITS = (
@@ -66,12 +65,12 @@ LIMITS = (
         BlockingIOError("a program started more processes and threads than it may"),
     ),
 )
-"""Last lines of programs that met a limit, and what is said of them."""
+"""Last lines of programs that hit a limit, and the error for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Test:
-    """Input of a program, the output that it must print, and how far its numbers may be off (None: ``TOLERANCE``)."""
+    """Input of a program, its expected output, and how far its numbers may be off (None: ``TOLERANCE``)."""
 
     input: str
     output: str
@@ -79,7 +78,7 @@ class Test:
 
 
 class RunsJudge(Judge):
-    """Runs programs and compares what they print."""
+    """Runs programs and compares their output."""
 
     def __init__(self, apart: Apart | None = None) -> None:
         self._apart = apart or Apart()
@@ -90,28 +89,28 @@ class RunsJudge(Judge):
                 raise RolloutError(f"{self._apart.command[0]} starts no program (exit code {tried.code})")
 
     def prepare(self, base: str, answer: str, metadata: str) -> Scored:
-        """See ``Judge.prepare``: the share of tests that a response's program passes."""
+        """See ``Judge.prepare``: the fraction of tests that a response's program passes."""
         tests, seconds = tests_of(answer) if answer else ((), None)
         return lambda response: self._share(program_of(response), tests, seconds)
 
     def _share(self, program: str, tests: Sequence[Test], seconds: float | None) -> float:
         if not tests:
             raise ProblemError("the answer of a problem for runs is empty; it must hold the tests of a program")
-        # A child of the sandbox has so much time for itself and all programs; what takes more is ended with it.
+        # A child of the sandbox has this much time for itself and all programs; beyond it, both are killed.
         left = (signal.getitimer(signal.ITIMER_PROF)[0] or math.inf) - COMPARING_SECONDS
-        passed, start = 0, spent()
+        passed = 0
         met: Exception | None = None
         for test in tests:
-            before, most = spent(), len(test.output.encode()) + MORE_OUTPUT
-            allowed = min(seconds or math.inf, left - (before - start))
+            most = len(test.output.encode()) + MORE_OUTPUT
+            allowed = min(seconds or math.inf, left)
             clock = min(allowed * CLOCK_FACTOR, 1e6)
             ran = run(program, test.input.encode(), self._apart, seconds=clock, processor_seconds=allowed, most=most)
-            slow = ran.late or spent() - before > allowed
+            slow, left = ran.late or ran.seconds > allowed, left - ran.seconds
             met = met or _limit(ran, slow=slow)
             if not slow and ran.code == 0 and len(ran.output) <= most:
                 passed += same_output(ran.output.decode(errors="replace"), test.output, test.tolerance)
-            if slow or spent() - start > left:
-                # What does not end in time once would take all its time again.
+            if slow or left < 0:
+                # A program that times out once would use all its time again.
                 break
         if met is not None and not passed:
             raise met
@@ -119,14 +118,14 @@ class RunsJudge(Judge):
 
 
 def _limit(ran: Ran, *, slow: bool) -> Exception | None:
-    """Return the limit that ended a program; what it says itself can only excuse a score of 0."""
+    """Return the limit that ended a program; the program's own message can only excuse a score of 0."""
     if slow:
         return TimeoutError("a program took more than its time")
     return next((limit for line, limit in LIMITS if ran.code and line.match(ran.error)), None)
 
 
 def tests_of(answer: str) -> tuple[tuple[Test, ...], float | None]:
-    """Read the tests of a problem, and the processor time of each in s, if there is a limit."""
+    """Read the tests of a problem, and the processor time of each (s) if it is limited."""
     try:
         value = json.loads(answer)
     except (ValueError, RecursionError):
@@ -148,14 +147,14 @@ def tests_of(answer: str) -> tuple[tuple[Test, ...], float | None]:
 def program_of(response: str) -> str:
     """Return the program in a response: its last closed block that is tagged as Python.
 
-    Where none is, it is the last block without a tag that is a program and prints, or else the last that compiles;
-    what a program prints (``7``) and formulas may compile, too. A block of another language is never the program, nor
-    is an interactive session, nor an example of use, which needs names of the blocks before it. Without any block of
-    Python it is the whole response.
+    If there is none, it is the last untagged block that is a program and prints, or else the last one that compiles; a
+    program's output (``7``) and formulas may also compile. Blocks of another language, interactive sessions, and usage
+    examples that need names from earlier blocks are never the program. Without any Python block, it is the whole
+    response.
     """
     blocks = [(info, text) for info, text in _blocks(response) if text.strip() and not text.lstrip().startswith(">>>")]
     if not blocks or _code(response) is not None:
-        # The fences of a program stand in its own texts.
+        # The fences are inside a program's own texts.
         return response
     tagged = [text for info, text in blocks if _PYTHON.match(info)]
     compiled = [(text, code) for info, text in blocks if not info and (code := _code(text)) is not None]
@@ -164,7 +163,7 @@ def program_of(response: str) -> str:
 
 
 def _last(texts: Sequence[str]) -> str:
-    """Return the last text that uses no name which only texts before it bind."""
+    """Return the last text that uses no name bound only by earlier texts."""
     found, bound = texts[0], set[str]()
     for text in texts:
         own, needed = _names(text)
@@ -175,7 +174,7 @@ def _last(texts: Sequence[str]) -> str:
 
 
 def _names(text: str) -> tuple[set[str], set[str]]:
-    """Return the global names that a program binds, and those that it needs from elsewhere, where that is known."""
+    """Return the global names that a program binds, and those that it needs from elsewhere, as far as known."""
     try:
         tables = [symtable.symtable(text, "<program>", "exec")]
     except FAULTS:
@@ -187,20 +186,20 @@ def _names(text: str) -> tuple[set[str], set[str]]:
             if table is tables[0] or symbol.is_global():
                 own |= {symbol.get_name()} if symbol.is_assigned() or symbol.is_imported() else set()
                 used |= {symbol.get_name()} if symbol.is_referenced() else set()
-    # Nobody knows what a star brings.
+    # The names from a star import are unknown.
     return own, set() if "import *" in text else used - own - set(dir(builtins))
 
 
 def _blocks(response: str) -> Iterator[tuple[str, str]]:
-    """Yield the info string and the text of each fenced block, as CommonMark reads them, but one that is cut off.
+    """Yield the info string and text of each fenced block, as CommonMark reads them, except for one that is cut off.
 
-    A tag of HTML, such as ``<answer>``, is text here: what follows it on the next line is Markdown.
+    An HTML tag such as ``<answer>`` is text here: what follows it on the next line is Markdown.
     """
     source = re.sub(r"\r\n?", "\n", response) + "\n"
     for token in _markdown().parse(source):
         if token.type == "fence" and token.map is not None:
             first, end = token.map
-            # Without a closing fence a block ends with the list or quotation that it stands in, or is cut off.
+            # Without a closing fence a block ends with its list or quotation, or is cut off.
             if end - first == token.content.count("\n") + 2 or end < source.count("\n"):
                 yield token.info.strip(), token.content.removesuffix("\n")
 
@@ -224,17 +223,17 @@ def _code(text: str) -> CodeType | None:
 
 
 def _prints(code: CodeType) -> bool:
-    """Return whether code, or a function in it, has a name that programs print with."""
+    """Return whether code, or a function in it, uses a name that programs print with."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return not {"print", "write", "writelines"}.isdisjoint(code.co_names) or any(map(_prints, inner))
 
 
 def same_output(printed: str, wanted: str, tolerance: Decimal | None = None) -> bool:
-    """Return whether outputs have the same words in each line; numbers by value, and without empty lines at the end.
+    """Return whether two outputs have the same words per line; numbers by value, trailing empty lines ignored.
 
     Args:
-        tolerance: Absolute or relative difference of numbers that are equal. None is ``TOLERANCE`` for wanted numbers
-            with a point or an exponent, and nothing for others.
+        tolerance: Absolute or relative difference of equal numbers. None: ``TOLERANCE`` for expected numbers with a
+            point or an exponent, and 0 for others.
     """
     ours, theirs = ([line.split() for line in text.rstrip().split("\n")] for text in (printed, wanted))
     return [len(words) for words in ours] == [len(words) for words in theirs] and all(

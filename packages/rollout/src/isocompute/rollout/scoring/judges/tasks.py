@@ -17,7 +17,7 @@ from . import guarded
 from .text import Judge, Scored
 
 SCORERS = 256
-"""Tasks with settings that are kept."""
+"""Number of tasks with settings that are kept."""
 _NO_NUMBER = re.compile(r"(?<![a-z])(nan|inf|infinity)[ij]?(?![a-z])", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z]{2}")
 
@@ -32,7 +32,7 @@ class TaskJudge(Judge):
             raise RolloutError(f"reasoning-gym cannot be imported ({error})") from None
         self._create = reasoning_gym.create_dataset
         self._scorer = lru_cache(maxsize=SCORERS)(self._made)
-        # Whatever the scorers evaluate, they only calculate.
+        # Whatever the scorers evaluate, only calculations are possible.
         for module, name, value in guards():
             module.__dict__[name] = value
 
@@ -40,8 +40,8 @@ class TaskJudge(Judge):
         """See ``Judge.prepare``: the task's scorer.
 
         Raises:
-            RolloutError: The task is refused, unknown or has other settings, or the metadata cannot be read; the
-                function raises it when metadata that it needs are missing.
+            RolloutError: The task is refused, unknown or has other settings, or the metadata cannot be read. The
+                returned function raises it if metadata that it needs are missing.
         """
         task = base.partition(":")[2]
         check_task(task)
@@ -50,7 +50,7 @@ class TaskJudge(Judge):
         return lambda response: _scored(task, scorer, response, answer, metadata)
 
     def draw(self, task: str, settings: Mapping[str, Any], *, size: int, seed: int, index: int) -> str:
-        """See ``Judge.draw``; the global generators of random numbers are set by the seed."""
+        """See ``Judge.draw``; the seed also sets the global random generators."""
         dataset = self._scorer(task, encode_metadata(settings), size, seed)
         random.seed(seed + index)
         return encode_metadata(dict(dataset[index]))
@@ -65,7 +65,7 @@ class TaskJudge(Judge):
 def _scored(task: str, scorer: Any, response: str, answer: str, metadata: str) -> float:
     entry = _Entry(answer=answer)
     if metadata:
-        # Decoded anew for each response: some scorers change what they are given.
+        # Decoded again for each response, since some scorers change their arguments.
         decoded = decode_metadata(metadata, where=task)
         entry.update((key, decoded[key]) for key in ("question", "metadata") if key in decoded)
     try:
@@ -85,7 +85,7 @@ def _scored(task: str, scorer: Any, response: str, answer: str, metadata: str) -
 
 
 class _Entry(dict[str, Any]):
-    """A problem as reasoning-gym has it, which records the missing key that a scorer asked for."""
+    """A problem in reasoning-gym's form, which records a missing key that a scorer asked for."""
 
     missing = ""
 
@@ -95,8 +95,8 @@ class _Entry(dict[str, Any]):
 
 
 def _meets_conditions(task: str, response: str, entry: Mapping[str, Any]) -> bool:
-    """Return whether a response that scores 1 may do so."""
-    # Some scorers read numbers by float, and a comparison with NaN can come out either way.
+    """Return whether a response with a score of 1 may have it."""
+    # Some scorers parse numbers with float, and comparisons with NaN can come out either way.
     if not _WORD.search(entry["answer"]) and _NO_NUMBER.search(response):
         return False
     return task not in CONDITIONS or CONDITIONS[task](response, entry)
@@ -108,21 +108,21 @@ def _within_one_percent(response: str, entry: Mapping[str, Any]) -> bool:
 
 
 def _uses_the_numbers(response: str, entry: Mapping[str, Any]) -> bool:
-    """Return whether an expression holds the numbers of its problem, each once."""
+    """Return whether an expression contains the numbers of its problem, each once."""
     return sorted(map(int, re.findall(r"\d+", response))) == sorted(entry["metadata"]["numbers"])
 
 
 CONDITIONS: Mapping[str, Callable[[str, Mapping[str, Any]], bool]] = {
-    # Its scorer takes any text that the answer begins with, such as 0, and whatever differs by less than 0.0001.
+    # Its scorer accepts any prefix of the answer, such as 0, and differences below 0.0001.
     "coin_flip": _within_one_percent,
-    # Its scorer takes any four numbers.
+    # Its scorer accepts any four numbers.
     "puzzle24": _uses_the_numbers,
 }
-"""Conditions that a response must meet besides."""
+"""Additional conditions on a response."""
 
 
 def guards() -> Iterator[tuple[ModuleType, str, Any]]:
-    """Yield the evaluators that only calculate, each with the module and the name that it takes there."""
+    """Yield the evaluators that only calculate, each with its module and name there."""
     from reasoning_gym.algebra import intermediate_integration, polynomial_multiplication, simple_integration
     from reasoning_gym.algorithmic import binary_matrix, number_sorting, spiral_matrix, string_insertion
     from reasoning_gym.arithmetic import bitwise_arithmetic

@@ -9,12 +9,12 @@ from ...errors import RolloutError
 
 
 def same(response: str, answer: str) -> bool:
-    """Say whether two texts agree up to white space round them."""
+    """Return whether two texts agree up to surrounding white space."""
     return response.strip() == answer.strip()
 
 
 Scored = Callable[[str], float | bool]
-"""Scores a response: 1 where it is right."""
+"""Scores a response: 1 if it is right."""
 
 
 class Judge:
@@ -24,7 +24,7 @@ class Judge:
         """Return the function that scores responses to a problem.
 
         Args:
-            base: Name of the rule, without answer extraction, but ``exact``, which every worker scores itself.
+            base: Name of the rule, without answer extraction; never ``exact``, which every worker scores itself.
 
         Raises:
             RolloutError: The problem cannot be scored, whatever the response.
@@ -32,5 +32,5 @@ class Judge:
         raise NotImplementedError
 
     def draw(self, task: str, settings: Mapping[str, Any], *, size: int, seed: int, index: int) -> str:
-        """Generate a problem, with a generator made for ``size`` of them, as ``rules.encode_metadata`` writes it."""
+        """Generate a problem, with a generator made for ``size`` problems, in the form of ``rules.encode_metadata``."""
         raise RolloutError(f"{task} is not a generator of problems")

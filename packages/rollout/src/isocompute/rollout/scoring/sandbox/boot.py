@@ -1,8 +1,8 @@
-"""The script that the first process of a sandbox runs, by its path.
+"""The script that a sandbox's first process runs by path.
 
-The package's own ``__init__`` imports polars and much else that scoring does not need, and that may start threads,
-with which a process cannot enter a user namespace. So the packages on the way to the sandbox are stood in for until
-its modules are there.
+The package's ``__init__`` imports polars and other modules that scoring does not need. They may start threads, and a
+process with threads cannot enter a user namespace. Therefore stubs replace the packages on the way to the sandbox until
+its modules are imported.
 """
 
 import json
@@ -27,7 +27,7 @@ def main() -> None:
         sys.modules[name] = package
     from isocompute.rollout.scoring.sandbox.child import launch
 
-    # What a user's verifier imports is the real package.
+    # A user's verifier imports the real package.
     for name in folders:
         del sys.modules[name]
     launch(settings)

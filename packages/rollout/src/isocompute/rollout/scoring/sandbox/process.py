@@ -1,4 +1,4 @@
-"""Pools of processes that score, seen from the engine's process: requests out, replies in, dead ones replaced."""
+"""Pools of scoring processes, controlled by the engine's process: requests out, replies in, dead ones replaced."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from .limits import make_group, most_processes, remove_group
 
 Layer = Literal["user", "network", "processes", "files", "landlock", "seccomp", "bubblewrap"]
 LAYERS: tuple[Layer, ...] = get_args(Layer)
-"""Layers of the sandbox that depend on the kernel; without Landlock, ``files`` means mounts of what is readable."""
+"""Layers of the sandbox that depend on the kernel; without Landlock, ``files`` means mounts of the readable paths."""
 
 MOST_WORKERS_BY_DEFAULT = 8
-"""Processes for each library where their number is not given."""
+"""Most processes per library if their number is not given."""
 PACKAGES = ("site-packages", "dist-packages")
-"""Names of the folders of installed libraries."""
+"""Folder names of installed libraries."""
 INSTALLED = ("bin", "lib", "lib32", "lib64", "include", "share", "etc", "pyvenv.cfg")
-"""What an interpreter has in its own folder, which may be a working folder, too."""
+"""Contents of an interpreter's own folder, which may also be a working folder."""
 ENVIRONMENT = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TZ")
-"""Variables that the process gets; none that would hold a token or a key."""
+"""Environment variables passed to the process; none that could hold a token or a key."""
 START_SECONDS = 120.0
 """Timeout for starting a process and loading its library."""
 END_SECONDS = 2.0
-"""Timeout for ending one before it is killed."""
+"""Timeout for a process to end before it is killed."""
 FAILURES = 3
-"""Processes that may end one after another without an answer before scoring is given up."""
+"""Processes in a row that may end without an answer before scoring is given up."""
 LONGEST_LINE = 1 << 22
-"""Bytes of the longest line that a process may write."""
+"""Bytes of the longest line from a process."""
 CLOSED = "the scorer was closed before it had scored all that was submitted"
 MEANING = {
     "no_new_privs": "no program gains rights",
@@ -63,37 +63,35 @@ MEANING = {
 }
 """Purpose of each layer."""
 ENDING_SECONDS = 1.0
-"""Within this time a process that a response has left behind must have ended."""
+"""Time within which a process left behind by a response must have ended."""
 STANDING = 2
-"""Processes that stand when nothing is scored: one that loads the library, and a worker."""
+"""Processes that exist while nothing is scored: one that loads the library, and a worker."""
 
 
 @settings(RolloutError)
 class ScoringConfig:
-    """Limits of the processes that score, and the fractions that count."""
+    """Limits of the scoring processes, and whether fractions count."""
 
     seconds: Annotated[float, Field(gt=0, le=3600)] = 5.0
-    """Processor time that one response may take; a response that takes more earns 0."""
+    """Processor time per response; a response that takes more earns 0."""
     wall_factor: Annotated[float, Field(ge=1, le=1000)] = 10.0
-    """The same limit by the clock, in multiples of ``seconds``: a response must not become wrong because the machine is
-    busy."""
+    """Wall time limit, in multiples of ``seconds``: a response must not become wrong because the machine is busy."""
     workers: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Processes that score at the same time, for each library that rules use; by default half as many as this process
-    has processors, at least 1 and at most 8."""
+    """Processes that score at the same time, per library used by rules; by default half of this process's processors,
+    at least 1 and at most 8."""
     memory_bytes: int = 2 * 2**30
-    """Memory of all processes of a response together, and address space of each besides that of the library."""
+    """Memory of all processes of a response together, and address space of each in addition to the library's."""
     partial: bool = False
-    """Use the fraction that a rule gives as the reward; otherwise the reward is 1 for a full score and 0 for anything
-    less."""
+    """Use a rule's fraction as the reward; otherwise the reward is 1 for a full score and 0 for anything less."""
     allow_unisolated: bool = False
-    """Allow rules that may execute what a response says even where the kernel does not let them be cut off from the
-    network and from writing files."""
+    """Allow rules that may execute what a response says even if the kernel cannot cut them off from the network and
+    from writing files."""
     readable: tuple[str, ...] = ()
-    """Files and folders that rules of one's own need to read while they score, besides installed packages and the
-    package of their module."""
+    """Files and folders that user rules need to read while they score, besides installed packages and their module's
+    package."""
     without: tuple[Layer, ...] = ()
-    """Layers of the sandbox that are not used even where the kernel has them (``LAYERS``), for machines where one of
-    them misbehaves."""
+    """Layers of the sandbox not to use even if the kernel has them (``LAYERS``), for machines where one of them
+    misbehaves."""
 
     def __post_init__(self) -> None:
         if self.memory_bytes < 2**29:
@@ -104,19 +102,19 @@ class ScoringConfig:
 
     @property
     def processes(self) -> int:
-        """Processes for each library on this machine."""
+        """Processes per library on this machine."""
         if self.workers is not None:
             return self.workers
         return max(1, min(MOST_WORKERS_BY_DEFAULT, len(os.sched_getaffinity(0)) // 2))
 
     @property
     def wall_seconds(self) -> float:
-        """Time by the clock that one response may take."""
+        """Wall time per response (s)."""
         return self.seconds * self.wall_factor
 
 
 def scoring_from(plain: Mapping[str, Any]) -> ScoringConfig:
-    """Make the configuration from plain settings; ``readable`` and ``without`` may be texts separated by commas."""
+    """Make the configuration from plain settings; ``readable`` and ``without`` may be comma-separated texts."""
     values = dict(plain)
     for name in ("readable", "without"):
         value = values.get(name)
@@ -145,11 +143,11 @@ class WorkerPool:
         return self._put(lambda process: process.score(groups))
 
     def each(self, kind: str, values: Sequence[Any]) -> Future[list[Reply]]:
-        """Request something else, as ``ScoringProcess.each``."""
+        """Request something else in the background; see ``ScoringProcess.each``."""
         return self._put(lambda process: process.each(kind, values))
 
     def close(self) -> None:
-        """End the processes; a request that is not answered gets an error."""
+        """End the processes; unanswered requests get an error."""
         with self._lock:
             self._closed = True
             for process in self._processes:
@@ -201,7 +199,7 @@ class ScoringProcess:
         return self._process.pid if self._process is not None else 0
 
     def score(self, groups: Sequence[Group]) -> list[Reply]:
-        """Score responses, whatever becomes of the processes that do it, with two whose scores are known."""
+        """Score responses, even if the scoring processes die, together with two responses of known score."""
         replies: list[Reply] = []
         failures, one_by_one, complete = 0, False, False
         total = sum(len(group[4]) for group in groups)
@@ -213,7 +211,8 @@ class ScoringProcess:
                 answer.replies[left + 1 :], right=False
             )
             failed = answer.died or unknown
-            # A process whose known responses fail is not believed; one that ends has told how, up to there.
+            # A process with wrong known responses is not trusted. One that ended has given valid replies up to that
+            # point.
             progress = [] if unknown else answer.replies[1 : left + 1]
             replies += progress
             if answer.blamed and one_by_one and answer.replies and len(replies) < total:
@@ -223,12 +222,12 @@ class ScoringProcess:
             failures = failures + 1 if failed and not progress else 0
             if failures == FAILURES:
                 raise RolloutError(f"the processes that score {self._pool} keep ending before they answer: {failed}")
-            # Of replies that are written together it does not show which response ended the process.
+            # Replies that are written together do not show which response ended the process.
             one_by_one = True
         return replies
 
     def each(self, kind: str, values: Sequence[Any]) -> list[Reply]:
-        """Request a reply to each of some values besides responses: ``check`` for rules, ``draws`` for problems."""
+        """Request a reply for each value that is not a response: ``check`` for rules, ``draws`` for problems."""
         replies: list[Reply] = []
         failures = 0
         while len(replies) < len(values):
@@ -243,7 +242,7 @@ class ScoringProcess:
         return replies
 
     def _known(self, replies: Sequence[Reply], *, right: bool) -> str:
-        """Return how a response with a known score could not be scored, if any, and give the process up.
+        """Return why a response with a known score could not be scored, if so, and end the process.
 
         Raises:
             RolloutError: It got another score.
@@ -262,11 +261,11 @@ class ScoringProcess:
         return ""
 
     def started(self) -> Report:
-        """Start a process where none runs; return the layers of its sandbox."""
+        """Start a process if none is running; return the layers of its sandbox."""
         if self._process is not None and self._process.poll() is None:
             return self.report
         if self._pool == "runs" and "bubblewrap" not in self._config.without and (program := layers.bubblewrap_path()):
-            # Where it can set up nothing, the sandbox's own layers are around each program.
+            # If bubblewrap cannot be set up, the sandbox's own layers surround each program.
             with contextlib.suppress(RolloutError):
                 return self._started(program)
         return self._started("")
@@ -295,7 +294,7 @@ class ScoringProcess:
         return self.report
 
     def stop(self) -> None:
-        """End the process for good, from any thread; whoever waits for a reply gets an error."""
+        """End the process for good, from any thread; callers that wait for a reply get an error."""
         self._stopped = True
         process = self._process
         if process is not None:
@@ -315,7 +314,7 @@ class ScoringProcess:
                 with contextlib.suppress(OSError):
                     pipe.close()
         try:
-            # The launcher sees its input closed, and kills everything.
+            # The launcher notices that its input is closed, and kills everything.
             process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
@@ -323,7 +322,7 @@ class ScoringProcess:
         remove_group(self._group)
 
     def _ask(self, request: dict[str, Any], count: int, *, one_by_one: bool) -> _Outcome:
-        """Send a request and read its replies, until all are there or the process that writes them ends."""
+        """Send a request and read its replies, until all have arrived or the process that writes them ends."""
         if self._process is not None and self._stray():
             self.close()
         self.started()
@@ -332,7 +331,7 @@ class ScoringProcess:
         self._request += 1
         replies: list[Reply] = []
         try:
-            # As late as here: the engine's own processes may count towards it, and they come and go.
+            # Computed as late as possible: the engine's own processes may count towards it, and they come and go.
             processes = most_processes(self.report)
             self._send({**request, "id": self._request, "one_by_one": one_by_one, "processes": processes})
             died, blamed = self._read(replies, count)
@@ -341,15 +340,15 @@ class ScoringProcess:
             return _Outcome(replies=[], died="it ended before it read a request")
         except FrameError as error:
             self.close()
-            # Replies that were written together with what is none cannot be believed; of those written one by one, the
-            # last that was waited for.
+            # Replies that were written together with an invalid line are not trusted. Of replies written one by one,
+            # only the last expected one is not.
             return _Outcome(replies=replies[: count - 1] if one_by_one else [], died=str(error), blamed=True)
         if died and self._stopped:
             raise RolloutError(CLOSED)
         return _Outcome(replies=replies, died=died, blamed=blamed)
 
     def _read(self, replies: list[Reply], count: int) -> tuple[str, bool]:
-        """Append replies; return how the process ended, if it did, and whether a response may be what ended it."""
+        """Append replies; return how the process ended, if it did, and whether a response may have ended it."""
         read = False
         while True:
             line = self._line(self._config.wall_seconds + PREPARING_SECONDS)
@@ -358,7 +357,7 @@ class ScoringProcess:
             if line.startswith(b"{"):
                 end = death_in(line)
                 if not read:
-                    # What it left of the request must not be taken for another.
+                    # Its leftovers of the request must not be taken for another.
                     self.close()
                 return end["died"], read and not end.get("again")
             number, reply = number_in(line, self._request)
@@ -372,13 +371,13 @@ class ScoringProcess:
                 raise FrameError(NO_VERDICT)
 
     def _stray(self) -> bool:
-        """Return whether something was written that nobody waits for."""
+        """Return whether there is output that nobody waits for."""
         assert self._process is not None
         assert self._process.stdout is not None
         return bool(self._lines or self._unread or select.select([self._process.stdout], [], [], 0)[0])
 
     def _ended(self) -> str:
-        """End a process that does not answer, or has ended; return which."""
+        """Close a process that does not answer or has ended; return which."""
         assert self._process is not None
         late = self._process.poll() is None
         self.close()
@@ -401,13 +400,13 @@ class ScoringProcess:
     def _send(self, request: dict[str, Any]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        # An unbuffered pipe may take only a part.
+        # An unbuffered pipe may accept only a part.
         left = memoryview(json.dumps(request).encode() + b"\n")
         while left:
             left = left[self._process.stdin.write(left) or 0 :]
 
     def _line(self, seconds: float) -> bytes:
-        """Read one line; an empty one when the process ends first or takes longer."""
+        """Read one line; empty if the process ends first or takes longer."""
         assert self._process is not None
         assert self._process.stdout is not None
         end = time.monotonic() + seconds
@@ -430,8 +429,8 @@ class _Outcome:
     """Outcome of a request.
 
     Attributes:
-        replies: The replies, in order, up to where it ended.
-        died: How the process ended before the request was complete; empty where it did not.
+        replies: The replies, in order, up to its end.
+        died: How the process ended before the request was complete; otherwise empty.
         blamed: Whether the response that was being scored may have ended it.
     """
 
@@ -457,13 +456,13 @@ def command(pool: str, config: ScoringConfig, program: str, group: str = "") -> 
     here = ""
     with contextlib.suppress(OSError):
         here = str(Path.cwd())
-    # With this folder for a user's verifier: console scripts lack it.
+    # Add this folder for a user's verifier, since console scripts lack it.
     path = list(dict.fromkeys([*(p or here for p in sys.path), *([here] if user_code and here else ())]))
     settings = {
         "pool": pool,
         "path": path,
         "readable": readable(path, config.readable if user_code else ()),
-        # What is not there, such as Python's archive, must not look like what only root may read.
+        # Paths that do not exist, such as Python's archive, must not look as if only root could read them.
         "importable": [place for place in path if Path(place).exists()] if user_code else [],
         "executes": executes,
         "executing": executes or pool == "reasoning_gym",
@@ -480,7 +479,7 @@ def command(pool: str, config: ScoringConfig, program: str, group: str = "") -> 
 
 
 def readable(path: Sequence[str], more: Sequence[str] = ()) -> list[str]:
-    """Return what scoring reads: the interpreter, installed libraries and this package."""
+    """Return the paths that scoring reads: the interpreter, installed libraries and this package."""
     package = str(Path(__file__).resolve().parents[4])
     own = [str(Path(prefix) / name) for prefix in (sys.prefix, sys.base_prefix) for name in INSTALLED]
     places = [place for name, place in sysconfig.get_paths().items() if name != "data"]
@@ -490,7 +489,7 @@ def readable(path: Sequence[str], more: Sequence[str] = ()) -> list[str]:
 
 
 def report(config: ScoringConfig | None = None) -> list[str]:
-    """Try in a sandbox all that a response must not do; return lines on layers, limits and the rules allowed."""
+    """Try in a sandbox everything that a response must not do; return lines on layers, limits and allowed rules."""
     config = config or ScoringConfig()
     process = ScoringProcess("exact", config)
     try:
@@ -514,7 +513,7 @@ def report(config: ScoringConfig | None = None) -> list[str]:
 
 
 def words(layer: str, layers: Mapping[str, str], outcomes: Mapping[str, str]) -> str:
-    """Return the state of a layer, if all attempts that it is there for were refused."""
+    """Return the state of a layer if all attempts against it were refused."""
     if not layers.get(layer):
         return "missing"
     done = [attempt for attempt, (of, _) in ATTEMPTS.items() if of == layer and outcomes.get(attempt) != "refused"]
@@ -522,7 +521,7 @@ def words(layer: str, layers: Mapping[str, str], outcomes: Mapping[str, str]) ->
 
 
 def _outcomes(process: ScoringProcess) -> dict[str, str]:
-    """Have a process of the sandbox try everything, on a file and on sockets made for this."""
+    """Let a sandbox process try everything, on a file and sockets made for this."""
     with (
         tempfile.TemporaryDirectory(prefix="isocompute-report-") as folder,
         socket.socket() as listener,
@@ -548,7 +547,7 @@ def _outcomes(process: ScoringProcess) -> dict[str, str]:
     end = time.monotonic() + ENDING_SECONDS
     while outcomes.get("leave a process behind") == "done" and time.monotonic() < end:
         if sum(1 for _ in descendants(process.pid)) <= STANDING:
-            # It was left, and was ended.
+            # A process was left behind, and was ended.
             outcomes["leave a process behind"] = "refused"
         time.sleep(ENDING_SECONDS / 100)
     return outcomes
