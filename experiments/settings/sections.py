@@ -325,8 +325,7 @@ class SweepConfig(Trained):
     """Rollouts over which the learning rate rises, the same for every n: a cell's ``warmup_steps`` is this over its B,
     rounded, and at least 1; null: ``optimizer.warmup_steps``, the same in steps."""
     learner: Mapping[str, Any]
-    """Settings of the learner as they are written, since what is given must be told from what is not; see
-    ``Preset.learner``."""
+    """Settings of the learner as they are written, since what is given must be told from what is not."""
     learning_rate: LearningRate
     """Search for the learning rate of the cells, or its declaration."""
     rate_factors: Grid[Positive] = (1.0,)
