@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -26,7 +25,7 @@ from .files import reason_of
 STORES = ("sqlite:///", "file:///", "http://", "https://")
 """Beginnings of tracking URIs."""
 DEFAULT_URI = "sqlite:///mlflow.db"
-ARTIFACT_TAG, INPUT_TAG = "isocompute.artifact.", "isocompute.input."
+ARTIFACT_TAG = "isocompute.artifact."
 SUPERSEDED_TAG = "isocompute.superseded"
 OWNER_TAG = "isocompute.owner"
 """Who made a run, and in which folder: nobody else changes it."""
@@ -39,12 +38,6 @@ os.environ.setdefault("DO_NOT_TRACK", "true")
 def is_of_mlflow(source: str) -> bool:
     """Return whether a source is MLflow's, and neither a file nor a folder."""
     return source.startswith(("mlflow:", "runs:/", *STORES))
-
-
-def content_hash(path: Path) -> str:
-    """Hash of a file's content, as artifacts are linked by it: ``sha256:…``."""
-    with path.open("rb") as stream:
-        return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def mlflow_module() -> Any:

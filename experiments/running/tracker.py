@@ -30,15 +30,9 @@ from isocompute.learner.records.health import Flag, flags, judged
 from isocompute.rollout import tracking
 from isocompute.rollout.contract.errors import FileError, TrackingError, redacted
 from isocompute.rollout.contract.files import atomic_write, reason_of
-from isocompute.rollout.contract.tracking import (
-    ARTIFACT_TAG,
-    INPUT_TAG,
-    OWNER_TAG,
-    SUPERSEDED_TAG,
-    connect,
-    content_hash,
-)
+from isocompute.rollout.contract.tracking import ARTIFACT_TAG, OWNER_TAG, SUPERSEDED_TAG, connect
 from isocompute.rollout.store import Store
+from isocompute.rollout.tracking import INPUT_TAG, content_hash
 
 from ..errors import listed
 from ..settings import Preset, leaves
@@ -152,27 +146,22 @@ class Outbox:
         self._run("DELETE FROM parcels WHERE id = ?", parcel.id)
         shutil.rmtree(self.folder / parcel.id, ignore_errors=True)
 
-    def sending(self) -> FileLock:
-        """The lock of sending: one process at a time sends."""
-        return FileLock(self.folder / "lock", timeout=PATIENCE_SECONDS)
-
     def _run(self, statement: str, *values: Any) -> list[Any]:
         with Store(self.folder / "parcels.sqlite", self.SCHEMA) as store:
             return store.run(statement, *values)
 
 
 class Sender:
-    """Sends parcels in a thread of its own, those of earlier processes first; it ends with its process, sent or not."""
+    """Sends parcels, those of earlier processes first, in threads that end with their process, sent or not."""
 
     def __init__(self) -> None:
         self.outbox, self.reason = Outbox(), ""
         self._waiting: dict[str, Parcel] = {parcel.id: parcel for parcel in self.outbox.parcels()}
         self._deliveries: dict[str, Delivery] = {}
-        self._changed = threading.Condition()
-        # Tries that began and that are done, and the one that ``drain`` waits for.
-        self._begun = self._done = self._awaited = 0
-        self._ready = self._closed = False
-        self._new = True
+        # Of what waits, and of sending, which one thread does at a time.
+        self._changing, self._sending = threading.Lock(), threading.Lock()
+        self._new, self._closed, self._ready = threading.Event(), threading.Event(), False
+        self._new.set()
         threading.Thread(target=self._run, name="mlflow", daemon=True).start()
 
     def put(self, parcel: Parcel, *, keep: bool = True) -> None:
@@ -181,32 +170,29 @@ class Sender:
         Args:
             keep: Whether it is put into the outbox, too, for later commands.
         """
-        with self._changed:
+        with self._changing:
             if keep:
                 self.outbox.put(parcel)
             self._waiting[parcel.id] = parcel
-            self._new = True
-            self._changed.notify_all()
+        self._new.set()
 
     def drain(self) -> Sequence[Parcel]:
         """Have what waits sent now; returns what MLflow does not take, or takes too long for."""
-        with self._changed:
-            # One that is under way may have begun without the newest.
-            awaited = self._awaited = self._begun + 1
-            self._changed.notify_all()
-            while (left := len(self._waiting)) and self._done < awaited:
-                if not self._changed.wait_for(
-                    lambda: len(self._waiting) < left or self._done >= awaited, PATIENCE_SECONDS
-                ):
-                    self.reason = "it does not answer"
-                    break
-            return list(self._waiting.values())
+        # A try of its own, since one that is under way may have begun without the newest.
+        own = threading.Thread(target=self._try, name="mlflow", daemon=True)
+        own.start()
+        left = len(self._waiting) + 1
+        while own.is_alive() and len(self._waiting) < left:
+            left = len(self._waiting)
+            own.join(PATIENCE_SECONDS)
+        if own.is_alive():
+            self.reason = "it does not answer"
+        return list(self._waiting.values())
 
     def close(self) -> None:
         """Stop trying; what was not sent stays in the outbox, if it was put there."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._closed.set()
+        self._new.set()
 
     def report(self) -> bool:
         """Send what waits, and say in one line what was not sent; returns whether there is such a thing."""
@@ -222,42 +208,32 @@ class Sender:
         return bool(left)
 
     def _run(self) -> None:
-        def now() -> bool:
-            return self._closed or self._awaited > self._begun
+        while self._new.wait() and not self._closed.is_set():
+            self._new.clear()
+            while not self._try() and not self._closed.wait(RETRY_SECONDS):
+                pass
 
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._new or now())
-                if self._closed:
-                    return
-                self._new = False
-                self._begun += 1
-                parcels = sorted(self._waiting.values(), key=lambda parcel: not parcel.folder)
-            sent = self._send_all(parcels)
-            with self._changed:
-                self._done = self._begun
-                self._changed.notify_all()
-                if not sent:
-                    self._new = True
-                    self._changed.wait_for(now, RETRY_SECONDS)
-
-    def _send_all(self, parcels: Sequence[Parcel]) -> bool:
-        """Send parcels, until something cannot be sent that is no fault of one run; returns whether all was."""
+    def _try(self) -> bool:
+        """Send what waits, until something cannot be sent that is no fault of one run; returns whether all was."""
         sent = True
-        for parcel in parcels:
-            try:
-                self._send(parcel)
-            except Exception as error:
-                # Nobody knows what has arrived: the next try reads again what there is.
-                self._deliveries.pop(parcel.id, None)
-                self.reason, sent = reason_of(error), False
-                files_are_gone = isinstance(error, FileNotFoundError)
-                if not files_are_gone and getattr(error, "error_code", None) != "INVALID_PARAMETER_VALUE":
-                    break
+        with self._sending:
+            for parcel in sorted(self._waiting.copy().values(), key=lambda parcel: not parcel.folder):
+                if self._closed.is_set():
+                    return True
+                try:
+                    self._send(parcel)
+                except Exception as error:
+                    # Nobody knows what has arrived: the next try reads again what there is.
+                    self._deliveries.pop(parcel.id, None)
+                    self.reason, sent = reason_of(error), False
+                    files_are_gone = isinstance(error, FileNotFoundError)
+                    if not files_are_gone and getattr(error, "error_code", None) != "INVALID_PARAMETER_VALUE":
+                        break
         return sent
 
     def _send(self, parcel: Parcel) -> None:
-        with self.outbox.sending():
+        # One process at a time sends.
+        with FileLock(self.outbox.folder / "lock", timeout=PATIENCE_SECONDS):
             if not self._ready:
                 tracking.ensure_store()
                 self._ready = True
@@ -269,13 +245,12 @@ class Sender:
                     _supersede(parcel.experiment, owner=parcel.tags[OWNER_TAG], keep=parcel.means)
             if parcel.ended is not None:
                 self._deliveries.pop(parcel.id, None)
-            with self._changed:
+            with self._changing:
                 # Delete the row, unless a newer parcel replaced it; the row of a running cell stays.
                 if self._waiting.get(parcel.id) is parcel:
                     del self._waiting[parcel.id]
                     if parcel.ended is not None or not parcel.folder:
                         self.outbox.remove(parcel)
-                    self._changed.notify_all()
 
 
 class Tracker(Sender):
@@ -340,7 +315,7 @@ class Tracker(Sender):
             problems=(
                 cell.origin.problem_set,
                 cell.origin.problems,
-                str(cell_folder.OUT / "prepared" / cell.origin.base_model / f"{cell.origin.problem_set}.parquet"),
+                str(cell_folder.PREPARED / cell.origin.base_model / f"{cell.origin.problem_set}.parquet"),
             ),
         )
 
@@ -478,11 +453,12 @@ class Delivery:
         self._run = ""
         self._reached: tuple[Any, ...] = ()
         self._changes = Changes()
-        self._read = self._latest = 0
+        self._read = 0
 
     def send(self, parcel: Parcel) -> None:
         """Send what is new; as nobody knows what was sent when MLflow's client raised an error, another begins anew."""
         from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param, RunTag
 
         spool, client, has_ended = Spool(Path(parcel.folder)), MlflowClient(), parcel.ended is not None
         spooled = spool.since(self._read)
@@ -503,7 +479,7 @@ class Delivery:
                 client.update_run(run.info.run_id, status="RUNNING")
             self._run, self._reached = run.info.run_id, reached
             if REACHED_TAG not in run.data.tags:
-                _log(client, self._run, params=parcel.params)
+                _log(client, self._run, params=[Param(*each) for each in parcel.params.items()])
                 _log_problems(client, self._run, parcel)
         points: list[Metric] = []
         for each in spooled:
@@ -512,21 +488,22 @@ class Delivery:
             if each.cursor > self._reached:
                 points += changed
                 self._reached = each.cursor
-        tags = {REACHED_TAG: json.dumps(self._reached)}
+        # The tags last: what they say has arrived.
+        tags, written = {REACHED_TAG: json.dumps(self._reached)}, spool.since() if has_ended else spooled
         if has_ended:
-            points += [metric(name, value, parcel.begun, 0) for name, value in parcel.metrics.items()]
+            points += [Metric(name, value, parcel.begun, 0) for name, value in parcel.metrics.items()]
             tags |= parcel.tags
             if BUDGET_TAG in tags:
-                records = spool.records()
+                records = [each.record for each in written]
                 tags[HEALTH_TAG] = health_text(flags(records), judged(records))
-        _log(client, self._run, points, tags=tags)
+        _log(client, self._run, metrics=points, tags=[RunTag(*each) for each in tags.items()])
         if spooled:
-            self._read, self._latest = spooled[-1].id, spooled[-1].time
+            self._read = spooled[-1].id
         if has_ended:
             artifacts = {name: Path(path) for name, path in parcel.artifacts.items()}
             tracking.attach(self._run, artifacts, figures=[Path(path) for path in parcel.figures])
             status = "FAILED" if parcel.failed else "FINISHED"
-            client.set_terminated(self._run, status=status, end_time=self._latest or parcel.ended)
+            client.set_terminated(self._run, status=status, end_time=written[-1].time if written else parcel.ended)
 
 
 def _opened(client: Any, parcel: Parcel, begun: int) -> Any:
@@ -543,24 +520,12 @@ def _opened(client: Any, parcel: Parcel, begun: int) -> Any:
     return client.create_run(experiment, start_time=begun, run_name=parcel.name, tags={**parcel.tags, **owned})
 
 
-def _log(
-    client: Any,
-    run: str,
-    metrics: Sequence[Metric] = (),
-    *,
-    params: Mapping[str, str] | None = None,
-    tags: Mapping[str, str] | None = None,
-) -> None:
-    """Log in requests of a size that MLflow takes."""
-    from mlflow.entities import Param, RunTag
-
-    for begin in range(0, len(metrics), METRICS):
-        client.log_batch(run, metrics=metrics[begin : begin + METRICS])
-    # The tags last: what they say has arrived.
-    for kind, name, given in ((Param, "params", params), (RunTag, "tags", tags)):
-        entries = [kind(key, value) for key, value in (given or {}).items()]
-        for begin in range(0, len(entries), OTHERS):
-            client.log_batch(run, **{name: entries[begin : begin + OTHERS]})
+def _log(client: Any, run: str, **entries: Sequence[Any]) -> None:
+    """Log metrics, parameters and tags, in their order, in requests of a size that MLflow takes."""
+    for kind, given in entries.items():
+        most = METRICS if kind == "metrics" else OTHERS
+        for begin in range(0, len(given), most):
+            client.log_batch(run, **{kind: given[begin : begin + most]})
 
 
 def _log_problems(client: Any, run: str, parcel: Parcel) -> None:
@@ -609,11 +574,13 @@ class Changes:
 
     def of(self, spooled: Spooled) -> list[Metric]:
         """The points that a record adds; none where the same step was taken before."""
+        from mlflow.entities import Metric
+
         if spooled.cursor <= self._cursor:
             return []
         self._cursor, record = spooled.cursor, spooled.record
         values = {name: value for name, value in record.metrics().items() if math.isfinite(value)}
-        points = [metric(name, value, spooled.time, record.rollouts) for name, value in values.items()]
+        points = [Metric(name, value, spooled.time, record.rollouts) for name, value in values.items()]
         return [each for point in points for each in self._add(point)]
 
     def _add(self, point: Metric) -> Iterator[Metric]:
@@ -628,10 +595,3 @@ class Changes:
             if last is not first:
                 yield last
         yield point
-
-
-def metric(name: str, value: float, time: int, rollouts: int) -> Metric:
-    """One point of a metric: when it was measured, in ms since 1970, and after how many rollouts."""
-    from mlflow.entities import Metric
-
-    return Metric(name, value, time, rollouts)

@@ -12,12 +12,11 @@ from typing import Any
 
 from isocompute.rollout import LocalSource
 from isocompute.rollout.contract.documents import parsed
-from isocompute.rollout.contract.settings import refusal
+from isocompute.rollout.contract.settings import made_of
 from isocompute.rollout.problems.loading import candidates
 from isocompute.rollout.samplers.registry import CHEAPER_BELOW, CHEAPER_UP_TO
 from isocompute.rollout.samplers.weights import stored_parameters
 from isocompute.rollout.scoring.rules import rule
-from pydantic import ValidationError
 
 from ..errors import ExperimentError
 from .preset import Preset
@@ -44,10 +43,6 @@ class Size:
     anchor: int
     batch: int
     rollouts: int
-
-    def rate_at(self, rollouts: int) -> float:
-        """Its learning rate at a batch."""
-        return float(self.rate * (rollouts / self.anchor) ** 0.5)
 
 
 TINY = Size(preset="tiny", of=109e3, longest=CHEAPER_UP_TO, rate=1.25e-4, anchor=64, batch=8, rollouts=8192)
@@ -166,6 +161,7 @@ def short_text(name: str, source: LocalSource, model: str, revision: str, proble
     longest = min(values.longest, context or values.longest)
     new, prompt = _lengths(longest)
     batch = min(values.batch, 1 << train.bit_length() - 1)
+    rate, why = _rate(size, batch, parameters)
     on_gpu = shutil.which("nvidia-smi") is not None
     words = {"path": source.path, "prompt": source.prompt, "answer": source.answer, "verifier": source.verifier}
     text = SHORT.format(
@@ -180,16 +176,13 @@ def short_text(name: str, source: LocalSource, model: str, revision: str, proble
         prompt_tokens=prompt,
         longest=_why_so_long(longest, context),
         rollouts=values.rollouts,
-        rate=_rate(size, batch),
-        why=_why(size, parameters),
+        rate=rate,
+        why=why,
         learner="{compute: {precision: bfloat16, gradient_checkpointing: true}}" if on_gpu else "{}",
         device="cuda" if on_gpu else "cpu",
     )
-    try:
-        (written,) = parsed(text).values()
-        Preset.model_validate_json(json.dumps({**written, "name": name}))
-    except ValidationError as error:
-        raise ExperimentError(refusal(error, Preset, name)[1]) from None
+    (written,) = parsed(text).values()
+    made_of(Preset, {**written, "name": name}, ExperimentError, name)
     return text
 
 
@@ -201,21 +194,17 @@ def _why_so_long(longest: int, context: int | None) -> str:
     return f"the base model has {context:,} positions" if context else "how many the base model has is not known here"
 
 
-def _rate(size: Size | None, batch: int) -> str:
+def _rate(size: Size | None, batch: int, parameters: int | None) -> tuple[str, str]:
+    """The settings of a learning rate, and why they are these."""
     if size is None:
         where = f"rollouts_per_problem: 8, problems_per_batch: {batch}, rollouts: 4096, evaluate_every: 1024"
-        return f"{{rule: sqrt, learning_rates: {LADDER},\n                      {where}, seeds: [900]}}"
-    return f"{{rule: sqrt, learning_rate: {size.rate:.2e}, batch_rollouts: {size.anchor}}}"
-
-
-def _why(size: Size | None, parameters: int | None) -> str:
-    if size is None:
-        return (
+        return f"{{rule: sqrt, learning_rates: {LADDER},\n                      {where}, seeds: [900]}}", (
             f"Searched, since the base model has {_millions(parameters or 0)} parameters, and rates were found for "
             f"{_millions(TINY.of)} and {_millions(LARGE.of)}."
         )
     own = "how many this model has is not known here" if parameters is None else f"this one has {_millions(parameters)}"
-    return f"The rate of preset {size.preset}, for models of {_millions(size.of)} parameters; {own}."
+    why = f"The rate of preset {size.preset}, for models of {_millions(size.of)} parameters; {own}."
+    return f"{{rule: sqrt, learning_rate: {size.rate:.2e}, batch_rollouts: {size.anchor}}}", why
 
 
 def remarks(preset: Preset) -> Iterator[str]:
@@ -235,7 +224,7 @@ def remarks(preset: Preset) -> Iterator[str]:
         declared = sweep.learning_rate
         if not isinstance(declared, DeclaredRate):
             continue
-        fits = size.rate_at(declared.batch_rollouts)
+        fits = size.rate * (declared.batch_rollouts / size.anchor) ** 0.5
         if not 1 / FAR < declared.learning_rate / fits < FAR:
             yield (
                 f"sweep.{name}.learning_rate: {declared.learning_rate:.3g} at {declared.batch_rollouts:,} rollouts is "

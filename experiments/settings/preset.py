@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
 import polars as pl
 from isocompute.learner import LearnerConfig, RunConfig
-from isocompute.learner.config import PipelineConfig, with_recipe
+from isocompute.learner.config import with_recipe
 from isocompute.rollout import (
     DifficultySplit,
     EngineConfig,
@@ -25,7 +25,7 @@ from isocompute.rollout import (
 from isocompute.rollout.contract.settings import Count, made_of
 from isocompute.rollout.samplers.registry import Choice, cheaper
 from isocompute.rollout.samplers.weights import stored_parameters
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from ..errors import ExperimentError
 from .sections import CommandTrainer, Name, Named, PrescribeConfig, ResourcesConfig, Settings, SweepConfig
@@ -39,10 +39,10 @@ def of_hub(name: str) -> bool:
     return bool(re.fullmatch(HUB_NAME, name)) and not Path(name).is_dir()
 
 
-def check_pinned(what: str, name: str, revision: str) -> None:
-    """Refuse a model or a dataset of the hub without a commit; a folder needs none."""
+def unpinned(what: str, name: str, revision: str) -> Iterator[str]:
+    """A model or a dataset of the hub has a commit; a folder needs none."""
     if of_hub(name) and not re.fullmatch("[0-9a-f]{40}", revision):
-        raise ValueError(
+        yield (
             f"revision is {revision!r} for the {what} {name}, which is no folder here: pin a commit (40 hexadecimal "
             "digits), since a branch or a tag moves"
         )
@@ -58,10 +58,9 @@ class ModelConfig(Settings):
     revision: str = ""
     """Commit of a model on the hub, which is required there: 40 hexadecimal digits."""
 
-    @model_validator(mode="after")
-    def _is_pinned(self) -> Self:
-        check_pinned("model", self.model, self.revision)
-        return self
+    def impossible(self) -> Iterator[str]:
+        """It is pinned."""
+        return unpinned("model", self.model, self.revision)
 
     @property
     def name(self) -> str:
@@ -91,13 +90,10 @@ class PreparedConfig(Settings):
     others: str = ""
     """File of what the same sweep found from other base models, which ``repro`` prints at its end; empty for none."""
 
-    @model_validator(mode="after")
-    def _names_differ(self) -> Self:
+    def impossible(self) -> Iterator[str]:
+        """Names differ."""
         names = [model.name for model in self.models]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"models has two of the name {name!r}")
-        return self
+        yield from (f"models has two of the name {name!r}" for name in names if names.count(name) > 1)
 
 
 class EvaluationConfig(Settings):
@@ -109,12 +105,11 @@ class EvaluationConfig(Settings):
     """The metric that pilots, frontiers and comparisons are about: ``avg_at_k``, ``best_at_k`` or ``worst_at_k`` with
     that k."""
 
-    @model_validator(mode="after")
-    def _metric_is_of_so_many_samples(self) -> Self:
-        known = tuple(f"{kind}_at_{self.samples}" for kind in ("avg", "best", "worst"))
+    def impossible(self) -> Iterator[str]:
+        """The metric is of so many samples."""
+        known = [f"{kind}_at_{self.samples}" for kind in ("avg", "best", "worst")]
         if self.metric not in known:
-            raise ValueError(f"metric is {self.metric!r}; with {self.samples} samples it must be {', '.join(known)}")
-        return self
+            yield f"metric is {self.metric!r}; with {self.samples} samples it must be {', '.join(known)}"
 
 
 class FrontierConfig(Settings):
@@ -146,20 +141,9 @@ class DifficultyConfig(Settings):
 
 def _pinned(source: Source) -> Source:
     if isinstance(source, HubSource):
-        check_pinned("dataset", source.dataset, source.revision)
+        for sentence in unpinned("dataset", source.dataset, source.revision):
+            raise ValueError(sentence)
     return source
-
-
-def _whole_distribution(sampling: Sampling) -> Sampling:
-    for name, whole in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
-        if getattr(sampling, name) != whole:
-            raise ValueError(
-                f"{name} is {getattr(sampling, name):g}: a policy is trained on samples from the whole distribution, "
-                f"with {name} {whole}"
-            )
-    if sampling.temperature == 0:
-        raise ValueError("temperature is 0: a policy is trained on samples, with a temperature above 0")
-    return sampling
 
 
 AUTO = "auto"
@@ -171,31 +155,6 @@ ELSEWHERE: Mapping[str, str] = {
 """Settings of the learner that a sweep does not give, and where they come from."""
 
 
-def learner_config(
-    given: Mapping[str, Any], sampling: Sampling, *, learning_rate: float, sampler_dtype: str = "float32"
-) -> LearnerConfig:
-    """The learner's settings of the cells of one learning rate.
-
-    What is not given is the recipe's, where ``recipe`` names one, else the learner's default; ``sync: auto`` gives
-    nothing. A response counts as the longest one that is sampled where ``objective.constant_length`` is not given.
-
-    Args:
-        given: ``learner`` of a sweep.
-    """
-    for name, advice in ELSEWHERE.items():
-        if name in given:
-            raise ValueError(f"{name} is no setting of a sweep: {advice}")
-    own = with_recipe(given)
-    if own.get("sync") == AUTO:
-        del own["sync"]
-    objective = own.get("objective", {})
-    if isinstance(objective, Mapping):
-        length = objective.get("constant_length")
-        own["objective"] = {**objective, "constant_length": sampling.max_new_tokens if length is None else length}
-    own |= {"learning_rate": learning_rate, "temperature": sampling.temperature, "sampler_dtype": sampler_dtype}
-    return made_of(LearnerConfig, own, ExperimentError)
-
-
 class Preset(Settings):
     """One preset of ``params.yaml``."""
 
@@ -205,7 +164,7 @@ class Preset(Settings):
     """Sources of the problems; none where base models are prepared."""
     base: Annotated[ModelConfig | PreparedConfig, Field(discriminator="kind")]
     """The base model, or several that are prepared."""
-    sampling: Annotated[Sampling, AfterValidator(_whole_distribution)]
+    sampling: Sampling
     """Sampling of responses, for training and for evaluation."""
     prompting: Prompting = Prompting()
     """Making of prompts."""
@@ -226,81 +185,82 @@ class Preset(Settings):
     resources: ResourcesConfig = ResourcesConfig()
     """Workers, engines, devices and time limits."""
 
-    @model_validator(mode="after")
-    def _problems_are_given_once(self) -> Self:
+    def impossible(self) -> Iterator[str]:
+        """A policy is trained on samples from the whole distribution, and each rule below."""
+        for name, whole in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+            if (given := getattr(self.sampling, name)) != whole:
+                yield (
+                    f"sampling.{name} is {given:g}: a policy is trained on samples from the whole distribution, with "
+                    f"{name} {whole}"
+                )
+        if self.sampling.temperature == 0:
+            yield "sampling.temperature is 0: a policy is trained on samples, with a temperature above 0"
         prepared = isinstance(self.base, PreparedConfig)
-        for name, given in (("problems", bool(self.problems)), ("difficulty", self.difficulty is not None)):
-            if prepared and given:
-                raise ValueError(f"{name} is given, and prepared base models have their problem sets: leave it empty")
-            if not prepared and not given:
-                raise ValueError(f"{name} is empty; only prepared base models have their problem sets already")
-        return self
+        for name, there in (("problems", bool(self.problems)), ("difficulty", self.difficulty is not None)):
+            if prepared and there:
+                yield f"{name} is given, and prepared base models have their problem sets: leave it empty"
+            if not prepared and not there:
+                yield f"{name} is empty; only prepared base models have their problem sets already"
+        yield from self._engine()
+        if self.trainer is not None:
+            yield from self._command()
+        for name, sweep in self.sweep.items():
+            yield from self._cells(sweep, name)
+        for name, test in self.prescribe.items():
+            yield from self._test(test, name)
 
-    @model_validator(mode="after")
-    def _an_engine_can_run(self) -> Self:
-        # Otherwise it would only fail in a worker.
+    def _engine(self) -> Iterator[str]:
+        """An engine can run; otherwise it would only fail in a worker."""
         sampling, resources = self.sampling, self.resources
         if self.sampler.kind != "vllm":
             if resources.engine != EngineConfig():
-                raise ValueError(
+                yield (
                     f"resources.engine is set, and the sampler is {self.sampler}: set resources.sampler to vllm, or "
                     "leave engine out"
                 )
-            return self
+            return
+        longest = sampling.max_prompt_tokens + sampling.max_new_tokens
         try:
-            resources.resolved_engine().resolved(
-                longest=sampling.max_prompt_tokens + sampling.max_new_tokens, cuda=resources.device == "cuda"
-            )
+            resources.resolved_engine().resolved(longest=longest, cuda=resources.device == "cuda")
         except RolloutError as error:
-            raise ValueError(f"resources.engine cannot run: {error}") from None
-        return self
+            yield f"resources.engine cannot run: {error}"
 
-    @model_validator(mode="after")
-    def _a_command_can_be_measured(self) -> Self:
-        if self.trainer is None:
-            return self
+    def _command(self) -> Iterator[str]:
+        """What a command trains can be measured."""
         metric = f"avg_at_{self.evaluation.samples}"
         if self.evaluation.metric != metric:
-            raise ValueError(
+            yield (
                 f"evaluation.metric is {self.evaluation.metric!r}; the log of a trainer has mean rewards "
                 f"alone: {metric}"
             )
         if self.resources.keep_policies != "none":
-            raise ValueError(
+            yield (
                 f"resources.keep_policies is {self.resources.keep_policies!r}; what a command trains is in its own "
                 "checkpoints: none"
             )
         for name, sweep in self.sweep.items():
             for setting in ("learner", "evaluations_per_octave", "warmup_rollouts"):
                 if getattr(sweep, setting):
-                    raise ValueError(
+                    yield (
                         f"sweep.{name}.{setting} is of our learner, and a command trains: leave it empty, and give the "
                         "command its own settings"
                     )
-        return self
 
-    @model_validator(mode="after")
-    def _sweeps_can_be_trained(self) -> Self:
-        for name, sweep in self.sweep.items():
-            where = f"sweep.{name}"
-            if self.difficulty is not None:
-                if name not in self.difficulty.sets:
-                    known = ", ".join(self.difficulty.sets)
-                    raise ValueError(f"{where} is not a problem set of difficulty.sets ({known})")
-                most = self.difficulty.sets[name].train
-                for part, pairs in (("", sweep.grid()), ("learning_rate.", sweep.searched())):
-                    if (largest := max((size for _, size in pairs), default=0)) > most:
-                        raise ValueError(
-                            f"{where}.{part}problems_per_batch is {largest}; it must be at most the {most} training "
-                            f"problems of difficulty.sets.{name}"
-                        )
-            if sweep.search is not None and len(self.base_models) > 1:
-                raise ValueError(f"{where}.learning_rate is searched; with several base models it must be declared")
-            self._check_learner(sweep, f"{where}.learner")
-        return self
-
-    def _check_learner(self, sweep: SweepConfig, where: str) -> None:
-        """Refuse settings of the learner that are none, or that do not suit the sampler."""
+    def _cells(self, sweep: SweepConfig, name: str) -> Iterator[str]:
+        """There are problems for a sweep's cells, and the learner and the sampler suit each other."""
+        where, resources = f"sweep.{name}", self.resources
+        if self.difficulty is not None:
+            if name not in self.difficulty.sets:
+                yield f"{where} is not a problem set of difficulty.sets ({', '.join(self.difficulty.sets)})"
+            most = self.difficulty.sets[name].train
+            for part, pairs in (("", sweep.grid()), ("learning_rate.", sweep.searched())):
+                if (largest := max((size for _, size in pairs), default=0)) > most:
+                    yield (
+                        f"{where}.{part}problems_per_batch is {largest}; it must be at most the {most} training "
+                        f"problems of difficulty.sets.{name}"
+                    )
+        if sweep.search is not None and len(self.base_models) > 1:
+            yield f"{where}.learning_rate is searched; with several base models it must be declared"
         try:
             learner = self.learner(sweep)
             # The least n shows whether the learner can make advantages of all.
@@ -308,68 +268,59 @@ class Preset(Settings):
             RunConfig(rollouts_per_problem=least, problems_per_batch=1).check(learner)
         except ValueError as error:
             said = str(error)
-            if said.startswith("rollouts_per_problem"):
-                where = where.removesuffix(".learner")
+            if not said.startswith("rollouts_per_problem"):
+                where += ".learner"
             between = "." if re.match(r"[a-z_.]+ (is|has|lacks) ", said) else ": "
-            raise ValueError(f"{where}{between}{said}") from None
+            yield f"{where}{between}{said}"
+            return
+        where += ".learner"
         if learner.batch.drop_above is not None and self.sampling.length_penalty is not None:
-            raise ValueError(
+            yield (
                 f"{where}.batch.drop_above is {learner.batch.drop_above}, and sampling.length_penalty gives long right "
                 "answers less than the full reward, so that solved problems would not be seen: leave one of the two out"
             )
-        self._check_pipeline(learner.pipeline, f"{where}.pipeline")
-        engine = self.resources.resolved_engine()
+        lag, mode, keep = learner.pipeline.lag, learner.pipeline.mode, resources.checkpoints.keep
+        if lag and keep < 2:
+            yield (
+                f"{where}.pipeline.lag is {lag}, and resources.checkpoints.keep {keep}: it must be 2 or more, since a "
+                "run is extended from the checkpoint before its last batches"
+            )
+        if lag and mode == "in_flight" and resources.placement != "separate":
+            yield (
+                f"{where}.pipeline.mode is 'in_flight', and engines wait for the learner where they share its devices: "
+                f"set resources.placement to separate, or {where}.pipeline.mode to virtual or constant"
+            )
+        if lag and mode == "virtual" and (self.sampler.kind != "transformers" or resources.engine_actors):
+            yield (
+                f"{where}.pipeline.mode is 'virtual', a clock in one process, and the sampler is {self.sampler}: set "
+                "resources.sampler to transformers, placement to colocated and replicas to 1"
+            )
+        engine = resources.resolved_engine()
         rounds = self.sampler.kind == "vllm" and engine.dtype != "float32" and not engine.float32_head
         if learner.compute.float32_head and rounds:
-            raise ValueError(
+            yield (
                 f"{where}.compute.float32_head is true, and the sampler's head is in {engine.dtype}: set "
                 "resources.engine.float32_head to true, too"
             )
 
-    def _check_pipeline(self, pipeline: PipelineConfig, where: str) -> None:
-        """Refuse to sample ahead where the engines cannot."""
-        resources = self.resources
-        if not pipeline.lag:
-            return
-        if resources.checkpoints.keep < 2:
-            raise ValueError(
-                f"{where}.lag is {pipeline.lag}, and resources.checkpoints.keep {resources.checkpoints.keep}: it must "
-                "be 2 or more, since a run is extended from the checkpoint before its last batches"
+    def _test(self, test: PrescribeConfig, name: str) -> Iterator[str]:
+        """A prescription is tested fairly."""
+        where = f"prescribe.{name}"
+        if name not in self.sweep:
+            yield f"{where} is not a problem set of the sweep ({', '.join(self.sweep)})"
+        sweep = self.sweep[name]
+        pairs = sweep.grid()
+        for n in test.baselines:
+            if n not in {size for size, _ in pairs}:
+                yield f"{where}.baselines holds {n}, which is no n of the sweep"
+        yield from test.no_budget_of(pairs, f"{where}.")
+        if test.rollouts < sweep.rollouts:
+            yield (
+                f"{where}.rollouts is {test.rollouts}; a prescription is tested at the sweep's {sweep.rollouts} or "
+                "above"
             )
-        if pipeline.mode == "in_flight" and resources.placement != "separate":
-            raise ValueError(
-                f"{where}.mode is 'in_flight', and engines wait for the learner where they share its devices: set "
-                f"resources.placement to separate, or {where}.mode to virtual or constant"
-            )
-        if pipeline.mode == "virtual" and (self.sampler.kind != "transformers" or resources.engine_actors):
-            raise ValueError(
-                f"{where}.mode is 'virtual', a clock in one process, and the sampler is {self.sampler}: set "
-                "resources.sampler to transformers, placement to colocated and replicas to 1"
-            )
-
-    @model_validator(mode="after")
-    def _prescriptions_are_tested_fairly(self) -> Self:
-        for name, test in self.prescribe.items():
-            where = f"prescribe.{name}"
-            if name not in self.sweep:
-                raise ValueError(f"{where} is not a problem set of the sweep ({', '.join(self.sweep)})")
-            sweep = self.sweep[name]
-            pairs = sweep.grid()
-            for n in test.baselines:
-                if n not in {size for size, _ in pairs}:
-                    raise ValueError(f"{where}.baselines holds {n}, which is no n of the sweep")
-            test.check_budget(pairs, f"{where}.")
-            if test.rollouts < sweep.rollouts:
-                raise ValueError(
-                    f"{where}.rollouts is {test.rollouts}; a prescription is tested at the sweep's {sweep.rollouts} or "
-                    "above"
-                )
-            used = sorted(set(test.seeds) & sweep.selecting_seeds())
-            if used:
-                raise ValueError(
-                    f"{where}.seeds holds {used[0]}, which was used to choose the prescription; test with other seeds"
-                )
-        return self
+        for used in sorted({*test.seeds} & sweep.selecting_seeds()):
+            yield f"{where}.seeds holds {used}, which was used to choose the prescription; test with other seeds"
 
     @property
     def sampler(self) -> Choice:
@@ -394,9 +345,24 @@ class Preset(Settings):
         return own.model_copy(update={"sampler": self.sampler.kind, "engine": own.resolved_engine()})
 
     def learner(self, sweep: SweepConfig, *, learning_rate: float = 1.0) -> LearnerConfig:
-        """The learner's settings of a sweep's cells of one learning rate."""
-        dtype = self.resources.resolved_dtype()
-        return learner_config(sweep.learner, self.sampling, learning_rate=learning_rate, sampler_dtype=dtype)
+        """The learner's settings of a sweep's cells of one learning rate.
+
+        What is not given is the recipe's, where ``recipe`` names one, else the learner's default; ``sync: auto`` gives
+        nothing. A response counts as the longest one that is sampled where ``objective.constant_length`` is not given.
+        """
+        for name, advice in ELSEWHERE.items():
+            if name in sweep.learner:
+                raise ValueError(f"{name} is no setting of a sweep: {advice}")
+        own, sampling = with_recipe(sweep.learner), self.sampling
+        if own.get("sync") == AUTO:
+            del own["sync"]
+        objective = own.get("objective", {})
+        if isinstance(objective, Mapping):
+            length = objective.get("constant_length")
+            own["objective"] = {**objective, "constant_length": sampling.max_new_tokens if length is None else length}
+        own |= {"learning_rate": learning_rate, "temperature": sampling.temperature}
+        own["sampler_dtype"] = self.resources.resolved_dtype()
+        return made_of(LearnerConfig, own, ExperimentError)
 
     def responses(self) -> int | None:
         """The most responses of a training batch or an evaluation, which an engine has room for; None: not known.

@@ -38,7 +38,8 @@ def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
     if "name" in written:
         raise ExperimentError(f"{file}: {name} has no setting 'name': its name is its key")
     try:
-        read = _made(name, written)
+        # As JSON, whose lists are tuples and whose mappings are dataclasses of strict settings; dates become texts.
+        read = Preset.model_validate_json(json.dumps({**written, "name": name}, default=str))
     except ValidationError as error:
         keys, sentence = refusal(error, Preset, name)
         raise ExperimentError(f"{file}, line {_line(file, keys)}: {sentence}") from None
@@ -52,11 +53,6 @@ def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
                 f"dvc.yaml runs what {key} lists, so both must list the same in the same order"
             )
     return read
-
-
-def _made(name: str, written: Written) -> Preset:
-    # As JSON, whose lists are tuples and whose mappings are dataclasses of strict settings; dates become texts.
-    return Preset.model_validate_json(json.dumps({**written, "name": name}, default=str))
 
 
 def _check_list(listed: Any, where: str) -> None:
@@ -163,21 +159,15 @@ def document_schema() -> dict[str, Any]:
     own = learner["properties"]["sync"]
     sync = {"description": own.pop("description"), "anyOf": [{"const": AUTO}, own]}
     learner["properties"] = {"recipe": recipe, **learner["properties"], "sync": sync}
-    written = parts["SweepConfig"]["properties"]["learner"]
-    parts["SweepConfig"]["properties"]["learner"] = {
-        "description": written["description"],
-        "$ref": "#/$defs/LearnerConfig",
-    }
+    written = parts["SweepConfig"]["properties"]
+    written["learner"] = {"description": written["learner"]["description"], "$ref": "#/$defs/LearnerConfig"}
     name = {"type": "string", "pattern": f"^{NAME}$"}
-    described: dict[str, dict[str, Any]] = {
+    names = {"type": "array", "items": name}
+    described = {
         "preset": {**name, "description": "The preset that the stages use."},
         "settings_file": {"type": "string", "description": "The file that the preset is in, beside this one."},
-        "problem_sets": {
-            "type": "array",
-            "items": name,
-            "description": "Its problem sets, in order: dvc.yaml runs them.",
-        },
-        "tested_sets": {"type": "array", "items": name, "description": "Those whose prescription is tested, in order."},
+        "problem_sets": {**names, "description": "Its problem sets, in order: dvc.yaml runs them."},
+        "tested_sets": {**names, "description": "Those whose prescription is tested, in order."},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

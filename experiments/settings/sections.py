@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -21,11 +21,23 @@ T = TypeVar("T")
 class Settings(BaseModel):
     """Base of all settings: no value is converted, no key is unknown, nothing changes after it was read.
 
-    A rule over several settings is a validator of the lowest model that has them all. Its message begins with the
-    dotted path of the setting that is to change, so that a reader finds it in the file.
+    A rule over several settings is one of the lowest model that has them all (``impossible``).
     """
 
     model_config = ConfigDict(frozen=True, **STRICT)
+
+    def impossible(self) -> Iterable[str]:
+        """Why the settings cannot be together: the first sentence refuses them, so that a rule can rely on those above.
+
+        It begins with the dotted path of the setting that is to change, so that a reader finds it in the file.
+        """
+        return ()
+
+    @model_validator(mode="after")
+    def _can_be(self) -> Self:
+        for sentence in self.impossible():
+            raise ValueError(sentence)
+        return self
 
 
 NAME = "[a-z0-9][a-z0-9_-]*"
@@ -71,11 +83,10 @@ class CheckpointsConfig(Settings):
     keep: Count = 2
     """Newest checkpoints kept per cell."""
 
-    @model_validator(mode="after")
-    def _one_interval(self) -> Self:
+    def impossible(self) -> Iterator[str]:
+        """Without an interval nothing is saved."""
         if self.every_evaluations is None and self.every_steps is None:
-            raise ValueError("every_evaluations is null, and so is every_steps: one of them must be a number")
-        return self
+            yield "every_evaluations is null, and so is every_steps: one of them must be a number"
 
 
 class ResourcesConfig(Settings):
@@ -135,29 +146,26 @@ class ResourcesConfig(Settings):
     """Whose trained policy is kept as a Hugging Face folder: nobody's; that of the ``last`` cells trained, which test
     the prescription; or that of ``all`` cells, pilots and sweep included."""
 
-    @model_validator(mode="after")
-    def _the_engine_has_its_place(self) -> Self:
-        if self.placement == "colocated" and self.replicas not in (1, self.learner_ranks):
-            raise ValueError(
+    def impossible(self) -> Iterator[str]:
+        """An engine follows the device and the type, and has its place."""
+        engine, separate = self.engine, self.placement == "separate"
+        if not separate and self.replicas not in (1, self.learner_ranks):
+            yield (
                 f"replicas is {self.replicas}, and colocated engines are one in all or one on each of "
                 f"{self.learner_ranks} learner ranks' devices: set placement to separate"
             )
-        if self.engine.sleep and self.placement == "separate":
-            raise ValueError("engine.sleep is set, and no learner is on a separate engine's device: set it to 0")
-        if self.engine.sleep == 2:
-            raise ValueError(
-                "engine.sleep is 2, and a batch of which nothing is learnt is followed by no sync: set it to 1"
+        if engine.sleep and separate:
+            yield "engine.sleep is set, and no learner is on a separate engine's device: set it to 0"
+        if engine.sleep == 2:
+            yield "engine.sleep is 2, and a batch of which nothing is learnt is followed by no sync: set it to 1"
+        for name, whose in (("profile", "device"), ("dtype", "dtype")):
+            if getattr(engine, name) != getattr(EngineConfig(), name):
+                yield f"engine.{name} is set; it follows resources.{whose}"
+        if (engine.tensor_parallel or 1) > 1 and not separate:
+            yield (
+                f"engine.tensor_parallel is {engine.tensor_parallel}, and an engine in the worker's process has one "
+                "GPU: set placement to separate"
             )
-        for name in ("profile", "dtype"):
-            if getattr(self.engine, name) != getattr(EngineConfig(), name):
-                whose = "device" if name == "profile" else name
-                raise ValueError(f"engine.{name} is set; it follows resources.{whose}")
-        if (self.engine.tensor_parallel or 1) > 1 and self.placement == "colocated":
-            raise ValueError(
-                f"engine.tensor_parallel is {self.engine.tensor_parallel}, and an engine in the worker's process has "
-                "one GPU: set placement to separate"
-            )
-        return self
 
     def resolved_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
         """The type of the sampler's weights."""
@@ -190,11 +198,10 @@ class ResourcesConfig(Settings):
 
     def processors_of_a_worker(self) -> int:
         """Processors that one worker holds, with its engine and learner ranks: GPUs on ``cuda``, else CPU cores."""
-        if self.placement == "separate":
-            engines = self.replicas * (self.engine.tensor_parallel or 1)
-        else:
-            # On GPUs they are on those of the ranks.
-            engines = self.engine_actors if self.device == "cpu" else 0
+        engines = self.engine_actors * (self.engine.tensor_parallel or 1)
+        if self.device == "cuda" and self.placement == "colocated":
+            # They are on the GPUs of the ranks.
+            engines = 0
         return (self.own_gpus if self.device == "cuda" else 1) + self.rank_actors + engines
 
 
@@ -221,17 +228,17 @@ class Trained(Settings):
             evaluate_every=self.evaluate_every,
         )
 
-    def check_budget(self, pairs: Iterable[tuple[int, int]], where: str = "") -> None:
-        """Refuse a budget in which no step could be taken, or whose evaluations fall between two steps.
+    def no_budget_of(self, pairs: Iterable[tuple[int, int]], where: str = "") -> Iterator[str]:
+        """In a budget a step can be taken, and its evaluations fall on steps.
 
         Args:
             where: Dotted path of these settings with its last dot.
         """
         for batch in (n * size for n, size in pairs):
             if batch > self.rollouts:
-                raise ValueError(f"{where}rollouts is {self.rollouts}; one step takes {batch}: no step could be taken")
+                yield f"{where}rollouts is {self.rollouts}; one step takes {batch}: no step could be taken"
             if self.evaluate_every % batch or self.rollouts % self.evaluate_every:
-                raise ValueError(
+                yield (
                     f"{where}evaluate_every is {self.evaluate_every}; it must be a multiple of every batch ({batch}) "
                     f"and divide rollouts ({self.rollouts})"
                 )
@@ -318,8 +325,7 @@ class SweepConfig(Trained):
     """Rollouts over which the learning rate rises, the same for every n: a cell's ``warmup_steps`` is this over its B,
     rounded, and at least 1; null: ``optimizer.warmup_steps``, the same in steps."""
     learner: Mapping[str, Any]
-    """Settings of the learner as they are written, since what is given must be told from what is not; see
-    ``learner_config``."""
+    """Settings of the learner as they are written, since what is given must be told from what is not."""
     learning_rate: LearningRate
     """Search for the learning rate of the cells, or its declaration."""
     rate_factors: Grid[Positive] = (1.0,)
@@ -331,14 +337,10 @@ class SweepConfig(Trained):
         """The learner's settings of a cell, on the grid of evaluations of the sweep."""
         return replace(super().run(n, problems_per_batch, seed), evaluations_per_octave=self.evaluations_per_octave)
 
-    def grid(self) -> list[tuple[int, int]]:
-        """Every (n, B_p) with B_p · n at most B_max, by n, then B_p."""
-        return self.within_largest_batch(self.rollouts_per_problem)
-
-    def within_largest_batch(self, group_sizes: Iterable[int]) -> list[tuple[int, int]]:
-        """Every (n, B_p) of some n with B_p · n at most B_max, by n, then B_p."""
-        most = self.max_batch_rollouts
-        return [(n, size) for n in group_sizes for size in self.problems_per_batch if most is None or n * size <= most]
+    def grid(self, group_sizes: Iterable[int] | None = None) -> list[tuple[int, int]]:
+        """Every (n, B_p) with B_p · n at most B_max, by n, then B_p: of all n of the sweep, or of some."""
+        most, every = self.max_batch_rollouts, self.rollouts_per_problem if group_sizes is None else group_sizes
+        return [(n, size) for n in every for size in self.problems_per_batch if most is None or n * size <= most]
 
     @property
     def declared(self) -> DeclaredRate | None:
@@ -357,48 +359,38 @@ class SweepConfig(Trained):
             return []
         if isinstance(search, AnchoredRate):
             return [(search.rollouts_per_problem, search.problems_per_batch)]
-        return self.within_largest_batch(search.rollouts_per_problem or self.rollouts_per_problem)
+        return self.grid(search.rollouts_per_problem)
 
     def selecting_seeds(self) -> set[int]:
         """Seeds of the sweep and of its search, which choose what is prescribed."""
         return {*self.seeds, *(self.search.seeds if self.search else ())}
 
-    @model_validator(mode="after")
-    def _budgets_are_whole(self) -> Self:
-        pairs, most = self.grid(), self.max_batch_rollouts
+    def impossible(self) -> Iterator[str]:
+        """Budgets hold whole steps, what selects never measures, and a warm-up is given once."""
+        pairs, search = self.grid(), self.search
         if not pairs:
-            raise ValueError(f"max_batch_rollouts is {most}; no pair has B_p · n of that or less")
-        self.check_budget(pairs)
+            yield f"max_batch_rollouts is {self.max_batch_rollouts}; no pair has B_p · n of that or less"
+        yield from self.no_budget_of(pairs)
         if not self.run(*pairs[0], seed=0).evaluated_at(self.rollouts):
-            raise ValueError(
+            yield (
                 f"rollouts is {self.rollouts}, no point of the grid of evaluations with {self.evaluations_per_octave} "
                 f"an octave of {self.evaluate_every}: the end would not be evaluated"
             )
-        if self.search:
+        if search:
             if not self.searched():
-                raise ValueError(f"learning_rate.rollouts_per_problem holds no n with B_p · n of {most} or less")
-            self.search.check_budget(self.searched(), "learning_rate.")
-        return self
-
-    @model_validator(mode="after")
-    def _what_selects_never_measures(self) -> Self:
-        # Responses that chose the learning rate must not measure it.
-        used = sorted(set(self.search.seeds if self.search else ()) & set(self.seeds))
-        if used:
-            raise ValueError(
-                f"learning_rate.seeds holds {used[0]}, which is also a seed of the sweep; a search needs seeds of its "
-                "own"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _warm_up_is_given_once(self) -> Self:
+                yield f"learning_rate.rollouts_per_problem holds no n with B_p · n of {self.max_batch_rollouts} or less"
+            yield from search.no_budget_of(self.searched(), "learning_rate.")
+            # Responses that chose the learning rate must not measure it.
+            for used in sorted({*search.seeds} & {*self.seeds}):
+                yield (
+                    f"learning_rate.seeds holds {used}, which is also a seed of the sweep; a search needs seeds of its "
+                    "own"
+                )
         optimizer = with_recipe(self.learner).get("optimizer")
         if self.warmup_rollouts is not None and isinstance(optimizer, Mapping) and "warmup_steps" in optimizer:
-            raise ValueError(
+            yield (
                 f"warmup_rollouts is {self.warmup_rollouts}, and learner.optimizer.warmup_steps is given: leave one out"
             )
-        return self
 
 
 class PrescribeConfig(Trained):
@@ -407,13 +399,10 @@ class PrescribeConfig(Trained):
     baselines: Grid[Count]
     """Every n of the sweep that the prescribed one is compared with, at the best rate and B_p of each."""
 
-    @model_validator(mode="after")
-    def _an_interval_can_be_given(self) -> Self:
+    def impossible(self) -> Iterator[str]:
+        """A test gives an interval."""
         if len(self.seeds) == 1:
-            raise ValueError(
-                f"seeds is {list(self.seeds)}; one seed gives no interval: give two or more, or leave the test out"
-            )
-        return self
+            yield f"seeds is {list(self.seeds)}; one seed gives no interval: give two or more, or leave the test out"
 
 
 PLACEHOLDERS = {
@@ -473,21 +462,14 @@ class CommandTrainer(Settings):
     """Facts that neither log nor command give, as for ``isocompute-budget doctor --set``, such as ``metric`` of several
     rewards."""
 
-    @model_validator(mode="after")
-    def _placeholders_are_known(self) -> Self:
-        used = set(placeholders(self.command))
-        for name, words in (("command", self.command), ("logs", (self.logs,))):
-            for held in placeholders(words):
-                if held not in PLACEHOLDERS:
-                    raise ValueError(f"{name} holds {{{held}}}; it may hold {', '.join(PLACEHOLDERS)} in braces")
+    def impossible(self) -> Iterator[str]:
+        """Placeholders are known, and with those that are there cells differ and can be measured."""
+        used, of_logs = PLACEHOLDER.findall(" ".join(self.command)), PLACEHOLDER.findall(self.logs)
+        for name, held in (*(("command", held) for held in used), *(("logs", held) for held in of_logs)):
+            if held not in PLACEHOLDERS:
+                yield f"{name} holds {{{held}}}; it may hold {', '.join(PLACEHOLDERS)} in braces"
         for held in NEEDED:
             if held not in used:
-                raise ValueError(f"command lacks {{{held}}}, the {PLACEHOLDERS[held]}")
-        if "checkpoints" not in placeholders((self.logs,)):
-            raise ValueError(f"logs is {self.logs!r}; it must lie in {{checkpoints}}, since each cell has its own")
-        return self
-
-
-def placeholders(words: Iterable[str]) -> list[str]:
-    """The names in braces in some words, in order."""
-    return [name for word in words for name in PLACEHOLDER.findall(word)]
+                yield f"command lacks {{{held}}}, the {PLACEHOLDERS[held]}"
+        if "checkpoints" not in of_logs:
+            yield f"logs is {self.logs!r}; it must lie in {{checkpoints}}, since each cell has its own"

@@ -12,7 +12,7 @@ from isocompute.frontier.notebook import DOCUMENT
 from isocompute.frontier.show.report import write_report
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write, write_text
-from isocompute.rollout.contract.tracking import content_hash
+from isocompute.rollout.tracking import content_hash
 
 from .. import report
 from ..running.cell_folder import OUT, check_made_for

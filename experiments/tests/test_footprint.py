@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from experiments.errors import ExperimentError
 from experiments.settings import Preset, ResourcesConfig, load
-from experiments.settings.preset import learner_config
 from experiments.stages import footprint, plan
 from experiments.stages.costs import Costs, Terms, in_all
 
@@ -109,7 +108,7 @@ def seven(monkeypatch: pytest.MonkeyPatch, **resources: Any) -> Costs:
     monkeypatch.setattr(footprint, "traced", known)
     preset = load(preset="paper")
     preset = preset.model_copy(update={"resources": preset.resources.model_copy(update=resources)})
-    learner = learner_config(preset.sweep["easy"].learner, preset.sampling, learning_rate=1e-6)
+    learner = preset.learner(preset.sweep["easy"], learning_rate=1e-6)
     config = footprint.base_config(preset)
     assert config is not None
     cells = [

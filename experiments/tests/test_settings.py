@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from isocompute.learner import LearnerConfig, SyncConfig
 from isocompute.learner.config import RECIPES
 from isocompute.learner.records.steps import Agreement
-from isocompute.rollout import Sampling, load_problems
+from isocompute.rollout import load_problems
 from isocompute.rollout.scoring.evaluation import split
 
 from experiments.__main__ import file_of, main
@@ -32,7 +32,6 @@ from experiments.running.worker import check_beside
 from experiments.settings import DeclaredRate, ModelConfig, leaves, load, reading
 from experiments.settings import preset as settings_preset
 from experiments.settings.own import LARGE, TINY, remarks
-from experiments.settings.preset import learner_config
 from experiments.stages import footprint
 from experiments.stages.plan import section_of
 
@@ -313,7 +312,8 @@ def test_a_model_on_which_vllm_and_transformers_differ_is_refused(apart: float) 
 
 def of_a_cell(learner: Mapping[str, Any]) -> LearnerConfig:
     """The learner's settings of a cell with responses of 12 tokens."""
-    return learner_config(learner, Sampling(max_new_tokens=12), learning_rate=1e-3)
+    preset = load(PARAMS, "smoke")
+    return preset.learner(preset.sweep["easy"].model_copy(update={"learner": learner}), learning_rate=1e-3)
 
 
 def test_a_constant_length_is_the_longest_response_unless_it_is_given(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_the_run_of_a_fit_says_its_answer_and_is_sorted_by_it(store: Path, monke
     assert 0 <= found["expected_regret"] < found["probability_best"] <= 1
     note = run.data.tags[tracker.NOTE_TAG]
     assert note == experiment("smoke-easy-frontier").tags[tracker.NOTE_TAG]
-    out, hashed = cell_folder.OUT / "frontier" / "easy", run.data.tags[f"{tracking.INPUT_TAG}evals"]
+    out, hashed = cell_folder.OUT / "frontier" / "easy", run.data.tags[f"{rollout_tracking.INPUT_TAG}evals"]
     for part in (Frontier.load(out).answer().headline(), "- problem set: easy", "- base model: base", "- commit: "):
         assert part in note
     assert hashed[:19] in (out / "report.html").read_text()

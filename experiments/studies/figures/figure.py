@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from math import lcm
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from isocompute.learner import RunConfig
 from isocompute.rollout import DifficultySplit
@@ -16,7 +16,7 @@ from isocompute.rollout.contract.documents import DocumentError, parsed
 from isocompute.rollout.contract.errors import IsoComputeError
 from isocompute.rollout.contract.settings import Count, Positive, Share, Whole, made_of
 from isocompute.rollout.scoring.code import digest
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...errors import ExperimentError
 from ...running.cells import Rates
@@ -155,17 +155,16 @@ class Figure(Settings):
     questions: Count = QUESTIONS
     """Validation problems; fewer at micro scale."""
 
-    @model_validator(mode="after")
-    def _comparisons_are_of_arms(self) -> Self:
+    def impossible(self) -> Iterator[str]:
+        """Comparisons are of arms that there are, and of what is evaluated."""
         for one in self.compare:
             for side in filter(None, (one.of, one.less)):
                 if side.arm is not None and side.arm not in self.arms:
                     near = get_close_matches(side.arm, self.arms, n=1)
                     meant = f" (did you mean {near[0]!r}?)" if near else ""
-                    raise ValueError(f"compare has no arm {side.arm!r}{meant}; there are {', '.join(self.arms)}")
+                    yield f"compare has no arm {side.arm!r}{meant}; there are {', '.join(self.arms)}"
                 if side.of and side.of not in self.evaluate:
-                    raise ValueError(f"evaluate lacks {side.of!r}, which {one.says!r} reads")
-        return self
+                    yield f"evaluate lacks {side.of!r}, which {one.says!r} reads"
 
     @property
     def runnable(self) -> bool:

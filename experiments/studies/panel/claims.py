@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
 from isocompute.rollout.contract.documents import parsed
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from ...settings.sections import Settings
 from .questions import QUESTIONS, Answer, Question
@@ -48,11 +48,10 @@ class Claim(Settings):
     command: str = ""
     """Source of the numbers, where it is not ``findings`` itself."""
 
-    @model_validator(mode="after")
-    def _answered(self) -> Claim:
+    def impossible(self) -> Iterator[str]:
+        """It is answered, or it is said why not."""
         if bool(self.questions) == bool(self.absent):
-            raise ValueError("it has questions or the reason why none answers it, and not both")
-        return self
+            yield "it has questions or the reason why none answers it, and not both"
 
 
 def load() -> list[Claim]:

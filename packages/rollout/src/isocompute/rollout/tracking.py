@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -13,9 +14,16 @@ from typing import Any
 
 from .contract.errors import TrackingError, redacted
 from .contract.files import reason_of
-from .contract.tracking import ARTIFACT_TAG, DEFAULT_URI, INPUT_TAG, connect, content_hash, mlflow_module
+from .contract.tracking import ARTIFACT_TAG, DEFAULT_URI, connect, mlflow_module
 
 SQLITE = "sqlite:///"
+INPUT_TAG = "isocompute.input."
+
+
+def content_hash(path: Path) -> str:
+    """Hash of a file's content, as artifacts are linked by it: ``sha256:…``."""
+    with path.open("rb") as stream:
+        return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def ensure_store(uri: str | None = None) -> str:
