@@ -28,10 +28,17 @@ def only_fast(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where only fast tests run, watch for other processes."""
+    """Set how properties are tried; where only fast tests run, watch for other processes."""
     # xdist itself starts the processes in which the tests run.
-    distributes = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
-    if only_fast(config) and not distributes:
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    from hypothesis import settings
+
+    # A property takes it up when its file is imported. A busy machine is no failure; one that says how many examples it
+    # needs has so many.
+    settings.register_profile("unhurried", deadline=None, max_examples=20 if only_fast(config) else 100)
+    settings.load_profile("unhurried")
+    if only_fast(config):
         sys.addaudithook(refuse_processes)
 
 
@@ -63,20 +70,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.fast)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Where only fast tests run, try fewer examples of a property; a test that says how many tries so many."""
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but never what was imported until now."""
     # Else each collection of garbage looks at all that was imported, and every engine of vLLM that is opened or closed
     # makes several; that what one has frozen stays so costs no more than tiny models.
     gc.collect()
     gc.freeze()
     gc.unfreeze = lambda: None  # type: ignore[assignment]
     gc.enable()
-    if only_fast(session.config):
-        from hypothesis import settings
-
-        # After those of the packages' own conftests were loaded.
-        settings.register_profile("fast", deadline=None, max_examples=20)
-        settings.load_profile("fast")
 
 
 @pytest.hookimpl(optionalhook=True)

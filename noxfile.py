@@ -107,14 +107,14 @@ def fast(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Run the long campaigns: killed ledgers, damaged logs, random histories, faulty engines, replicas and servers."""
     install_all(session, *TEST_TOOLS)
-    many = {"JOURNALS": 5_000, "KILLS": 500, "HISTORIES": 30_000, "HELD_SECONDS": 60}
+    many = {"JOURNALS": 5_000, "KILLS": 500, "HISTORIES": 30_000, "HELD_SECONDS": 60, "LAG_SCHEDULES": 400}
     many |= {"ROLLOUT_FAULTS": 100, "LEARNER_FAULTS": 100, "REPLICA_FAULTS": 100, "LOG_FAULTS": 2_000}
     more = {f"ISOCOMPUTE_{name}": str(number) for name, number in many.items()}
     found = [f"packages/budget/tests/ledger/test_{name}.py" for name in ("fold", "store", "torture")]
     found += ["packages/budget/tests/trainers/test_damaged_logs.py"]
     found += [f"packages/rollout/tests/samplers/test_{name}.py" for name in ("replicas", "openai", "vllm")]
     found += ["packages/rollout/tests/samplers/replicas", "packages/learner/tests/faults"]
-    found += ["experiments/tests/test_stale_weights.py"]
+    found += [f"experiments/tests/test_{name}.py" for name in ("stale_weights", "lag_account")]
     session.run("python", "-m", "pytest", "-v", "-s", *(session.posargs or found), env={**test_variables(), **more})
 
 

@@ -8,10 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,6 +45,14 @@ def store(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder to work in."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def unhashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code has its entry point for a hash, for what is not about that: to follow all that is reached takes seconds."""
+    for module in ("running.cells", "stages.footprint"):
+        monkeypatch.setattr(f"experiments.{module}.code_of", lambda entry: entry)
+    monkeypatch.setattr("experiments.stages.inputs.entries_of", lambda stage: ("experiments.errors:listed",))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 The loop, its checkpoints, the ledger and the meter are real; the learner learns nothing and engines draw no token.
 """
 
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,8 +29,8 @@ from experiments.running.worker import Evaluated, UntilStopped, opened_ledger
 
 from .made import cell
 
-SCHEDULES = 40
-"""Of each of three modes."""
+SCHEDULES = int(os.environ.get("ISOCOMPUTE_LAG_SCHEDULES", "16"))
+"""Of each of three modes; ``nox -s faults`` has more."""
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
 PROBED, EVALUATED = 4, 3
 """Rollouts of a probe of pushed weights, and of an evaluation."""

@@ -405,6 +405,7 @@ def problems_file(here: Path, count: int, model: str = str(BASE)) -> list[str]:
     return ["--problems", "own.jsonl", "--prompt", "question", "--model", model, "--verifier", "exact"]
 
 
+@pytest.mark.usefixtures("unhashed")
 def test_a_preset_for_problems_of_ones_own_is_short_and_planned(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = problems_file(here, 60)
     with (here / "own.jsonl").open("a") as stream:
@@ -497,6 +498,7 @@ def test_the_values_for_a_size_are_those_of_the_presets_that_they_are_named_afte
     assert not list(remarks(load(preset="scalerl-tiny")))
 
 
+@pytest.mark.usefixtures("unhashed")
 def test_a_preset_that_was_written_is_planned_by_its_name_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "mine", *problems_file(here, 60)]) == 0
     capsys.readouterr()
@@ -568,6 +570,7 @@ def test_the_smallest_setting_of_the_manual_is_written_and_planned(
     assert "warning" not in printed
 
 
+@pytest.mark.usefixtures("unhashed")
 def test_the_preset_for_gpus_is_written_and_planned_without_a_network(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

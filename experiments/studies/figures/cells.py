@@ -212,9 +212,9 @@ def read_one(path: Path) -> pl.DataFrame:
     return pl.read_csv(path, schema=SCHEMA).with_columns(pl.col("problem_set").fill_null(""))
 
 
-def missing(figure: Figure, results: Path = RESULTS) -> list[Planned]:
-    """Its cells that are not finished, each once."""
-    there = set(read(results)["definition"])
+def missing(figure: Figure, done: pl.DataFrame) -> list[Planned]:
+    """Its cells that are not among those that are done, each once."""
+    there = set(done["definition"])
     return list({cell.definition: cell for cell in figure.cells if cell.definition not in there}.values())
 
 
@@ -236,7 +236,7 @@ def train(figure: Figure, work: Path = WORK, results: Path = RESULTS) -> Iterato
     # A cell loads its model five times; ours is the progress.
     transformers.utils.logging.disable_progress_bar()
     work.mkdir(parents=True, exist_ok=True)
-    waiting = missing(figure, results)
+    waiting = missing(figure, read(results))
     began, spent, total = time.monotonic(), 0.0, sum(cell.seconds for cell in waiting)
     for (unit, base, _), group in groupby(
         waiting, key=lambda cell: (cell.unit, cell.how.base, repr(cell.how.sampling))

@@ -16,7 +16,7 @@ from pathlib import Path
 from ...errors import ExperimentError
 from . import cells, page
 from .figure import Figure, figure_of, names
-from .reading import paragraph
+from .reading import came_out, paragraph
 
 
 def one(figure: Figure, work: Path, results: Path, pictures: Path) -> Iterator[str]:
@@ -24,9 +24,10 @@ def one(figure: Figure, work: Path, results: Path, pictures: Path) -> Iterator[s
     for part in page.parts_of(figure):
         yield from cells.train(part, work, results)
     pictures.mkdir(parents=True, exist_ok=True)
-    page.draw(figure, pictures / figure.name, results)
+    done = cells.read(results)
+    page.draw(figure, pictures / figure.name, done)
     yield f"{pictures / figure.name}.svg"
-    yield f"{figure.title}. {paragraph(figure, results)}"
+    yield f"{figure.title}. {paragraph(figure, done, came_out(figure, done))}"
 
 
 def at_papers_scale(figure: Figure) -> Iterator[str]:

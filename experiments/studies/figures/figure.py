@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cache, cached_property
 from math import lcm
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -377,6 +377,7 @@ def names() -> list[str]:
     return sorted(found, key=lambda name: (name.partition("-")[0], f"{name.partition('-')[2]:0>12}"))
 
 
+@cache
 def figure_of(name: str) -> Figure:
     """The figure of that name, or the one whose cells draw it.
 
@@ -385,7 +386,7 @@ def figure_of(name: str) -> Figure:
     """
     if name in names():
         return load(HERE / f"{name}.yaml")
-    every = [load(HERE / f"{each}.yaml") for each in names()]
+    every = [figure_of(each) for each in names()]
     known = [other for each in every for other in (each.name, *each.also)]
     found = [each for each in every if name in each.also]
     if not found:

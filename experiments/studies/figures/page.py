@@ -15,9 +15,9 @@ from isocompute.rollout.contract.files import write_text
 from ...figures import COLOURS, pyplot, save
 from ..panel.advice import table
 from ..panel.study import ROOT
-from .cells import RESULTS, missing
-from .figure import Figure, Side, figure_of, names
-from .reading import LAST, WORDS, came_out, frame, paragraph, resolutions
+from .cells import RESULTS, missing, read
+from .figure import Comparison, Figure, Side, figure_of, names
+from .reading import LAST, WORDS, Found, came_out, frame, paragraph, resolutions
 
 PAGE = ROOT / "docs" / "figures.md"
 PICTURES = ROOT / "docs" / "figures"
@@ -26,11 +26,12 @@ COMMAND = "python -m experiments figure"
 CELL = ["arm", "set", "base_seed", "seed", "rollouts_per_problem", "problems_per_batch", "rate_factor"]
 
 
-def draw(figure: Figure, path: Path, results: Path = RESULTS) -> None:
+def draw(figure: Figure, path: Path, done: pl.DataFrame) -> None:
     """Draw a figure, with a panel for each problem set; of a page one for each of its figures.
 
     Args:
         path: File name without its ending.
+        done: The scores of every finished cell, as ``read`` gives them.
     """
     parts = parts_of(figure)
     panels = [(part, name) for part in parts for name in part.sets]
@@ -40,7 +41,7 @@ def draw(figure: Figure, path: Path, results: Path = RESULTS) -> None:
     for own in axes.flat[len(panels) :]:
         own.set_axis_off()
     for own, (part, name) in zip(axes.flat, panels, strict=False):
-        drawn = frame(part, results).filter(pl.col("set") == name)
+        drawn = frame(part, done).filter(pl.col("set") == name)
         {"curves": _curves, "ends": _ends, "bars": _bars}[part.draw](own, part, drawn)
         own.set_title(name if len(parts) == 1 else f"{part.name}, {name}", fontsize=9)
         own.legend(framealpha=0.8, edgecolor="none", fontsize=7)
@@ -115,9 +116,9 @@ def parts_of(figure: Figure) -> list[Figure]:
     return [figure_of(name) for name in figure.page_of] or [figure]
 
 
-def finished(figure: Figure, results: Path = RESULTS) -> bool:
+def finished(figure: Figure, done: pl.DataFrame) -> bool:
     """Return whether all its cells are there, or all those of its parts."""
-    return all(part.runnable and not missing(part, results) for part in parts_of(figure))
+    return all(part.runnable and not missing(part, done) for part in parts_of(figure))
 
 
 def costs() -> tuple[list[list[str]], float]:
@@ -149,14 +150,14 @@ def resolvables() -> Iterator[list[str]]:
                 yield [figure.name, says, f"{pairs}", f"{deviation:.4f}", f"{least:.3f}"]
 
 
-def section(figure: Figure, results: Path = RESULTS) -> str:
+def section(figure: Figure, done: pl.DataFrame, came: Sequence[tuple[Comparison, Found]]) -> str:
     """A figure on the page: what it says, how it is made, and the drawing where all its cells are there."""
     command = f"    {COMMAND} {figure.name}"
     parts = parts_of(figure)
-    left = {cell.definition: cell.seconds for part in parts for cell in missing(part, results)}
+    left = {cell.definition: cell.seconds for part in parts for cell in missing(part, done)}
     total = len({cell.definition for part in parts for cell in part.cells})
     # A star after a symbol is no emphasis of Markdown's.
-    said = re.sub(r"\b(n|B_p)\*", r"\1\\*", paragraph(figure, results))
+    said = re.sub(r"\b(n|B_p)\*", r"\1\\*", paragraph(figure, done, came))
     made = f"{total - len(left)} of {total} cells are there; the others take {sum(left.values()) / 60:.0f} CPU-minutes:"
     if figure.needs:
         made = f"Needs: {figure.needs}. On a cluster:"
@@ -169,9 +170,11 @@ def section(figure: Figure, results: Path = RESULTS) -> str:
 
 def text(results: Path = RESULTS) -> str:
     """The gallery."""
+    done = read(results)
     rows, hours = costs()
     every = [figure_of(name) for name in names()]
-    words = [Counter(found.word for _, found in came_out(figure, results)) for figure in every]
+    came = [came_out(figure, done) for figure in every]
+    words = [Counter(found.word for _, found in each) for each in came]
     header = ["figure", "kind", "cells", "of its own", "CPU-minutes", "came out"]
     links = [[f"[{row[0]}](#{row[0]})", *row[1:], counted(own) or "–"] for row, own in zip(rows, words, strict=True)]
     whole = sum(words, Counter[str]())
@@ -182,7 +185,7 @@ def text(results: Path = RESULTS) -> str:
         deciding=counted(deciding),
         costs=table(header, links),
         hours=f"{hours:.1f}",
-        sections="\n\n".join(section(figure, results) for figure in every),
+        sections="\n\n".join(section(figure, done, own) for figure, own in zip(every, came, strict=True)),
     )
 
 
@@ -197,10 +200,11 @@ def write(results: Path = RESULTS, page: Path = PAGE, pictures: Path = PICTURES)
     Yields:
         A line for each file.
     """
+    done = read(results)
     for figure in map(figure_of, names()):
-        if finished(figure, results):
+        if finished(figure, done):
             pictures.mkdir(parents=True, exist_ok=True)
-            draw(figure, pictures / figure.name, results)
+            draw(figure, pictures / figure.name, done)
             (pictures / f"{figure.name}.png").unlink()
             yield f"{pictures / figure.name}.svg"
     write_text(page, text(results))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import nan
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -19,7 +18,7 @@ from ..panel import whole
 from ..panel.claims import signed
 from ..panel.statistics import LEVEL, Estimate, Rule, Verdict, vertex
 from ..panel.study import UNITS
-from .cells import RESULTS, missing, read
+from .cells import missing
 from .figure import COMMON, Comparison, Figure, Side
 
 Array = NDArray[np.float64]
@@ -41,37 +40,42 @@ WORDS = {
 }
 
 
-def slope(octaves: Array, ends: Array) -> float:
+def mean(octaves: Array, ends: Array) -> Array:
+    """Of the ends."""
+    return np.asarray(ends.mean(axis=1))
+
+
+def slope(octaves: Array, ends: Array) -> Array:
     """Of a line through the ends, by octave."""
-    return float(np.polyfit(octaves, ends, 1)[0])
+    return np.asarray(np.polyfit(octaves, ends.T, 1)[0])
 
 
-def spread(octaves: Array, ends: Array) -> float:
+def spread(octaves: Array, ends: Array) -> Array:
     """The largest mean end less the smallest, over the values of the axis."""
-    means = [ends[octaves == at].mean() for at in np.unique(octaves)]
-    return float(max(means) - min(means))
+    return np.asarray(np.ptp([ends[:, octaves == at].mean(axis=1) for at in np.unique(octaves)], axis=0))
 
 
-def top(octaves: Array, ends: Array) -> float:
+def top(octaves: Array, ends: Array) -> Array:
     """The vertex of a parabola through the ends (octaves), within the values there are."""
-    return float(vertex(octaves, ends[None], (float(octaves.min()), float(octaves.max())))[0])
+    return vertex(octaves, ends, (float(octaves.min()), float(octaves.max())))
 
 
-MEASURES: Mapping[str, Callable[[Array, Array], float]] = {
-    "end": lambda octaves, ends: float(ends.mean()),
-    "area": lambda octaves, ends: float(ends.mean()),
+MEASURES: Mapping[str, Callable[[Array, Array], Array]] = {
+    "end": mean,
+    "area": mean,
     "slope": slope,
     "spread": spread,
     "top": top,
-    "forecast": lambda octaves, ends: float(ends.mean()),
-    "spread_of_runs": lambda octaves, ends: float(ends.std(ddof=1)),
+    "forecast": mean,
+    "spread_of_runs": lambda octaves, ends: np.asarray(ends.std(axis=1, ddof=1)),
 }
-"""From log2 of what a side is over and a number of each run to a number of the side. ``area``, the mean of all
-evaluations, takes the place of the end; ``forecast``, by how much a sigmoid through the first half of C misses it."""
+"""From log2 of what a side is over, shape ``(runs,)``, and numbers of each run, ``(draws, runs)``, to numbers of the
+side, ``(draws,)``. ``area``, the mean of all evaluations, takes the place of the end; ``forecast``, by how much a
+sigmoid through the first half of C misses it."""
 
 
-def frame(figure: Figure, results: Path = RESULTS) -> pl.DataFrame:
-    """A row for each evaluation of its cells that are finished, with what the cells are."""
+def frame(figure: Figure, done: pl.DataFrame) -> pl.DataFrame:
+    """A row for each evaluation of its cells that are done, with what the cells are."""
     plain = [
         {
             "definition": cell.definition,
@@ -87,7 +91,7 @@ def frame(figure: Figure, results: Path = RESULTS) -> pl.DataFrame:
         }
         for cell in figure.cells
     ]
-    return pl.DataFrame(plain).join(read(results), on="definition", maintain_order="left")
+    return pl.DataFrame(plain).join(done, on="definition", maintain_order="left")
 
 
 def of_run(measure: str, curve: pl.DataFrame, side: Side) -> float:
@@ -127,7 +131,9 @@ def of_side(measure: str, rows: pl.DataFrame, side: Side) -> dict[Pair, float]:
         if not np.isfinite(numbers).all():
             continue
         name, base, base_seed, *seed = map(str, key)
-        found[name, base, int(base_seed), int(seed[0]) if seed else 0] = MEASURES[measure](octaves, numbers)
+        found[name, base, int(base_seed), int(seed[0]) if seed else 0] = float(
+            MEASURES[measure](octaves, numbers[None])[0]
+        )
     return found
 
 
@@ -180,23 +186,22 @@ def word_of(one: Comparison, estimate: Estimate) -> str:
     return WORDS[Rule(claimed=one.paper, least=least).of(estimate)[0]]
 
 
-def came_out(figure: Figure, results: Path = RESULTS) -> list[tuple[Comparison, Found]]:
+def came_out(figure: Figure, done: pl.DataFrame) -> list[tuple[Comparison, Found]]:
     """What came out of each comparison; it is read once, of all cells."""
-    if figure.page_of or missing(figure, results):
+    if figure.page_of or missing(figure, done):
         return []
-    rows = frame(figure, results)
+    rows = frame(figure, done)
     return [(one, found) for one in figure.compare if (found := compared(one, rows))]
 
 
-def paragraph(figure: Figure, results: Path = RESULTS) -> str:
+def paragraph(figure: Figure, done: pl.DataFrame, came: Sequence[tuple[Comparison, Found]]) -> str:
     """What the paper shows, what came out here with its interval, and what was chosen on the same data."""
     said = [f"The paper: {figure.shows}."]
     if figure.page_of:
         return said[0]
-    rows = frame(figure, results)
-    if came := [f"{one.says}: {shown(one, found)}" for one, found in came_out(figure, results)]:
-        said.append(f"Here: {'; '.join(came)}.")
-    lost = rows.filter("diverged")["definition"].n_unique()
+    if came:
+        said.append(f"Here: {'; '.join(f'{one.says}: {shown(one, found)}' for one, found in came)}.")
+    lost = frame(figure, done).filter("diverged")["definition"].n_unique()
     if lost:
         said.append(f"Runs that diverged, which count with what they had: {lost}.")
     kind = "It was planned to decide" if figure.decides else "An illustration"
@@ -250,7 +255,7 @@ def resolution(figure: Figure, one: Comparison) -> tuple[int, float, float]:
             deviation = np.hypot(run_deviation(asked, first[0].rollouts), SAMPLING if side.of else 0.0)
             noise = deviation * rng.standard_normal((DRAWS, len(first)))
             octaves = np.log2([getattr(cell, side.over) for cell in first])
-            drawn += sign * np.array([MEASURES[one.measure](octaves, each) for each in noise])
+            drawn += sign * MEASURES[one.measure](octaves, noise)
         variances.append(drawn.var())
         pairs += len({(cell.unit, cell.seed) for cell in cells})
     of_pairs = float(np.sqrt(np.mean(variances)))

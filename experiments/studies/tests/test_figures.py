@@ -281,7 +281,7 @@ def test_a_figure_is_made_from_nothing_and_again_without_training(tmp_path: Path
     rows = cells.read(results)
     assert rows["definition"].n_unique() == rows["run_id"].n_unique() == len(figure.cells)
     assert rows.filter(pl.col("problem_set") == "train")["samples"].unique().to_list() == [16]
-    assert "2 pairs, 1 base models" in reading.paragraph(figure, results)
+    assert "2 pairs, 1 base models" in reading.paragraph(figure, rows, reading.came_out(figure, rows))
     for name in ("one", "other"):
-        page.draw(figure, tmp_path / name, results)
+        page.draw(figure, tmp_path / name, rows)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()

@@ -57,6 +57,7 @@ def test_what_cannot_be_run_or_measured_is_refused(tmp_path: Path, changes: dict
     assert said in str(error.value)
 
 
+@pytest.mark.usefixtures("unhashed")
 def test_the_command_of_a_cell_goes_on_with_the_trainers_settings(tmp_path: Path) -> None:
     one = cells(preset(tmp_path))[0]
     own = {side: tmp_path / f"{side}.jsonl" for side in ("train", "validation")}
@@ -129,6 +130,7 @@ def test_a_file_or_a_library_that_is_not_there_is_said(tmp_path: Path, changes: 
         cells(preset(tmp_path, **changes))
 
 
+@pytest.mark.usefixtures("unhashed")
 def test_the_inputs_of_the_pipeline_name_what_a_command_depends_on(tmp_path: Path) -> None:
     (tmp_path / "constraints.txt").write_text("polars==1.0\n")
     inputs.run(preset(tmp_path))
@@ -138,6 +140,7 @@ def test_the_inputs_of_the_pipeline_name_what_a_command_depends_on(tmp_path: Pat
     assert found["command"] == trainer()["command"]
 
 
+@pytest.mark.usefixtures("unhashed")
 def test_the_plan_counts_every_first_evaluation_and_shows_the_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +177,7 @@ def test_a_run_beyond_its_budget_is_refused(tmp_path: Path) -> None:
         write_tables(one, tmp_path, {}, logs=str(tmp_path / "checkpoints"), questions=8)
 
 
+@pytest.mark.usefixtures("unhashed")
 def test_a_script_that_changes_under_a_sweep_is_refused(tmp_path: Path) -> None:
     one = cells(preset(tmp_path))[0]
     script = tmp_path / SCRIPT

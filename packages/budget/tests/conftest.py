@@ -2,7 +2,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from isocompute.budget.ledger import store
 
 # The helpers of these tests can be imported by name.
@@ -15,9 +14,6 @@ collect_ignore: list[str] = []
 if sys.platform == "win32":
     collect_ignore += [*(f"ledger/{name}.py" for name in POSIX), "commands/test_misuse.py", "follow"]
     collect_ignore += ["trainers/test_damaged_logs.py"]
-
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import settings
 from isocompute.frontier import Fit, Frontier, notebook
 from isocompute.frontier.posterior import posterior
-
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 # For modules of the tests that others import.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "posterior")]

@@ -8,7 +8,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
-from hypothesis import settings
 from isocompute.learner.config import BatchConfig, EntropyConfig, KLConfig, LearnerConfig
 from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import prepare
@@ -17,11 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 torch.set_num_threads(1)
-
-# Properties are tried without a limit of time: a machine may be busy.
-settings.register_profile("unhurried", deadline=None)
-
-settings.load_profile("unhurried")
 
 # Helpers of several files of tests.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -10,15 +10,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import settings
 from isocompute.rollout import Sampling, open_sampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.base import Feed
 from isocompute.rollout.samplers.sampling import Draw, Request
-
-# A busy machine is no failure.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 # Helpers of several folders of tests, and the tests that several samplers share.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "samplers")]

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner.config import LearnerConfig, PipelineConfig
 from isocompute.learner.errors import LearnerError, SyncError
@@ -219,7 +219,6 @@ def answers(step: int, name: str, versions: list[int], samples: int = 4) -> pl.D
     return pl.DataFrame([{**row, "sample": i, "reward": float(i % 2)} for i in range(samples)])
 
 
-@settings(max_examples=80)
 @given(st.integers(0, 6), st.integers(1, 12), st.integers(0, 2**32), st.lists(st.integers(0, 12), max_size=3))
 def test_no_schedule_exceeds_the_bound_or_the_budget_or_loses_a_rollout(
     lag: int, limit: int, luck: int, deaths: list[int]
