@@ -1,8 +1,8 @@
-"""Budgets of reinforcement learning on samples: what a run costs, and what it may still spend.
+"""Rollout budgets for reinforcement learning: what a run costs, and what it may still spend.
 
-``Allocation`` splits a budget, ``Ledger`` records what was generated, ``Meter`` enforces the limits, and
-``account`` sums ledgers up. Importing the package is quick: polars is loaded when a table is asked for,
-MLflow only for an MLflow source or log.
+``Allocation`` splits a budget, ``Ledger`` records what was generated, ``Meter`` enforces the limits, and ``account``
+sums ledgers. The package imports quickly: polars is loaded when a table is requested, MLflow only for an MLflow source
+or log.
 """
 
 from .errors import BudgetError, LedgerError

@@ -15,8 +15,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``isocompute-budget``.
 
     Returns:
-        As ``command_line.run``: 1 where a command was asked to judge and did not approve (``convert --strict``); after
-        ``run``, that of the command that was run, or 3 where it was ended at its budget.
+        The exit status, as in ``command_line.run``. Also 1 if a command that judges did not approve (``convert
+        --strict``). ``run`` returns the status of its command, or 3 if it ended the command at its budget.
     """
     description = (
         "Plan a rollout budget for RL training, write it as the settings of common trainers, and account for what was "

@@ -1,6 +1,6 @@
-"""The errors of this package, each of one sentence, and the checks of numbers that a caller gave.
+"""This package's errors, each one sentence, and checks of numbers that callers pass.
 
-Whatever is refused raises a ``BudgetError``; a docstring speaks of it only where it says more than that.
+Anything refused raises ``BudgetError``; docstrings mention it only if they say more than that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LedgerError(BudgetError):
 
 
 class DamagedLogError(BudgetError):
-    """A log is damaged, or not in the format that its name says."""
+    """A log is damaged, or not in the format that its name implies."""
 
 
 LONGEST = 120
@@ -32,7 +32,7 @@ LARGEST = 2**63 - 1
 
 
 def shorten(value: object) -> str:
-    """The repr of a value, cut where it is long, nested or recursive."""
+    """The repr of a value, shortened if it is long, nested or recursive."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a whole number of {value.bit_length():,} bits"
     limits = reprlib.Repr()
@@ -41,7 +41,7 @@ def shorten(value: object) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return why something failed, in one line that is never empty."""
+    """Return why something failed, in one non-empty line."""
     return printable(reason_of(error))
 
 
@@ -75,6 +75,6 @@ def finite(value: Any, name: str, *, zero: bool = False) -> float:
 
 
 def check_whole_fields(of: object, *names: str, least: int) -> None:
-    """Keep fields of a frozen dataclass as ints, or refuse the one that is no whole number."""
+    """Store fields of a frozen dataclass as ints, or refuse one that is not a whole number."""
     for name in names:
         object.__setattr__(of, name, whole(getattr(of, name), name, least=least))

@@ -1,10 +1,10 @@
 """Stop a run of TRL's ``GRPOTrainer`` at its budget, and keep its ledger.
 
-TRL is imported when ``attach`` is called. What was read of it is that of TRL 1.16 with transformers 5.19: an optimizer
-step is several passes (forward and backward over a micro-batch). The trainer generates before a pass whose number,
-counted from the start of its process, is a multiple of ``steps_per_generation × num_iterations``, and before the first
-pass of a process that has no rollouts yet (``GRPOTrainer._prepare_inputs``). So a run that is resumed generates at once
-and then at other steps than before. The last optimizer step of an epoch has fewer passes where the epoch's do not
+TRL is imported when ``attach`` is called. Read in TRL 1.16 with transformers 5.19: an optimizer step consists of
+several passes (forward and backward over a micro-batch). The trainer generates before each pass whose number, counted
+from the start of its process, is a multiple of ``steps_per_generation × num_iterations``. It also generates before the
+first pass of a process that has no rollouts yet (``GRPOTrainer._prepare_inputs``). So a resumed run generates at once,
+and then at other steps than before. The last optimizer step of an epoch has fewer passes if the epoch's passes do not
 divide evenly (``Trainer._run_epoch``).
 """
 
@@ -41,33 +41,33 @@ def attach(
     run_id: str | None = None,
     devices: int | None = None,
 ) -> Attachment:
-    """End a trainer's run before it goes over its budget, and charge what it generates to a ledger.
+    """End a trainer's run before it exceeds its budget, and charge what it generates to a ledger.
 
-    Call it before ``trainer.train()``, in every process. The step that would exceed a limit is not taken: the one
-    before it is logged, evaluated and saved, as far as the trainer's strategies ask for evaluations and checkpoints at
-    all. ``train(resume_from_checkpoint=...)`` goes on with the ledger at the checkpoint's step. Where not even the
-    first step fits, ``train`` raises ``BudgetError``, and the ledger stays as it was.
+    Call it before ``trainer.train()``, in every process. The step that would exceed a limit is not taken. The step
+    before it is logged, evaluated and saved, if the trainer's strategies include evaluations and checkpoints.
+    ``train(resume_from_checkpoint=...)`` continues the ledger at the checkpoint's step. If not even the first step
+    fits, ``train`` raises ``BudgetError``, and the ledger is unchanged.
 
     Args:
-        trainer: A ``GRPOTrainer``, or a subclass that generates as it does.
+        trainer: A ``GRPOTrainer``, or a subclass that generates in the same way.
         path: The ledger's file, which rank 0 writes.
-        rollouts: At most so many are generated for training.
+        rollouts: Most rollouts generated for training.
         response_tokens: The step that reaches it is the last that generates.
         device_hours: The step that reaches it is the last: hours since ``train`` began, times devices.
         money: The step that reaches it is the last; needs the price.
-        price_per_device_hour: What an hour of a device costs, in the same currency.
+        price_per_device_hour: Price of a device-hour, in the same currency.
         counted: What the limits on rollouts and response tokens count, see ``Limits``. With ``"used"``, a batch that
-            several steps use counts step by step, so that a run ends after the same step however often it was killed.
-        run_id: The run; that of the ledger, or folder/name of a new one's path, if none is given.
-        devices: Devices held; as many as processes if it is not given. Count those of a vLLM server too.
+            several steps use counts step by step, so a run ends after the same step however often it was killed.
+        run_id: The run; by default that of the ledger, or folder/name of a new one's path.
+        devices: Devices held; by default one per process. Count those of a vLLM server too.
 
     Returns:
         What was spent, and why the run was ended.
 
     Raises:
-        BudgetError: TRL is not installed, it is another trainer, one that trains already or has a budget, or there is
-            no limit or one that makes no sense.
-        LedgerError: The file is not a ledger, or is of another run.
+        BudgetError: TRL is not installed; this is another trainer, or one that is already training or has a budget; or
+            there is no limit, or an invalid one.
+        LedgerError: The file is not a ledger, or belongs to another run.
     """
     try:
         from trl import GRPOTrainer
@@ -91,8 +91,8 @@ def attach(
 class Attachment(Hook):
     """A budget that was attached to a trainer with ``attach``.
 
-    Rank 0 writes the ledger and decides; the others send it their counts and are told. A batch that several optimizer
-    steps use is charged to all of them (``Ledger.charge``).
+    Rank 0 writes the ledger and decides; the other ranks send it their counts and receive its decisions. A batch that
+    several optimizer steps use is charged to all of them (``Ledger.charge``).
     """
 
     closed = "was closed while the trainer trains"
@@ -106,7 +106,7 @@ class Attachment(Hook):
         super().__init__(path, limits, run_id=run_id, devices=devices)
         self._passes: Passes
         self._position = self._done_before_step = 0
-        # Of what this attempt charged, the parts of steps that were not taken yet.
+        # This attempt's charges for steps that were not taken yet.
         self._ahead: dict[int, Counts] = {}
         self._counted = self._begun = False
         self._generate, trainer._generate = trainer._generate, self._counting
@@ -123,7 +123,7 @@ class Attachment(Hook):
 
     @property
     def standing(self) -> Standing:
-        """Spending so far; only rank 0 has it while the trainer trains."""
+        """Spending so far; during training only rank 0 has it."""
         if not self._accelerator.is_main_process:
             raise BudgetError("rank 0 alone has the ledger; ask there what was spent")
         ahead = sum(self._ahead.values(), Counts()) if self._ledger is not None else Counts()
@@ -131,7 +131,7 @@ class Attachment(Hook):
         return replace(charged, used=charged.used - ahead, ahead=ahead)
 
     def begin(self, args: Any, state: Any, control: Any, *, train_dataloader: Any, **_: Any) -> None:
-        """Open the ledger at the step that the trainer goes on after, unless the next one does not fit."""
+        """Open the ledger at the step that the trainer resumes after, unless the next step does not fit."""
         self.close()
         initial = self._trainer.set_initial_training_values(args, train_dataloader)
         epochs, epoch_steps, *_, epoch_passes, _ = initial
@@ -149,7 +149,7 @@ class Attachment(Hook):
             raise BudgetError(f"{self.path}: not even the next step fits, so nothing is trained: {refused}")
 
     def begin_epoch(self, *_: Any, **__: Any) -> None:
-        """An epoch begins; all but the first of a process begin with their first step."""
+        """An epoch begins; a process's first epoch has begun with its first step."""
         self._position, self._begun = 0 if self._begun else self._position, True
 
     def begin_step(self, *_: Any, **__: Any) -> None:
@@ -157,7 +157,7 @@ class Attachment(Hook):
         self._done_before_step = self._trainer._step
 
     def end_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An optimizer step was taken: end the run if the next one may not be, with all that its last step is due."""
+        """An optimizer step was taken: end the run if the next one may not be, after everything due at a last step."""
         self._position += 1
         if not self._counted:
             raise BudgetError(
@@ -169,7 +169,8 @@ class Attachment(Hook):
         self.reason = refused
         if self._accelerator.is_main_process:
             LOGGER.warning("%s: training ends after step %d: %s", self.path, state.global_step, refused)
-        # The trainer reads the stop after these. Strategies by epoch act on the end of the epoch that the stop is.
+        # The trainer reads the stop flag after these. Strategies by epoch act on the end of the epoch that the stop
+        # causes.
         control.should_training_stop = control.should_log = True
         if self._trainer.eval_dataset is not None and args.eval_strategy == "steps":
             control.should_evaluate = True
@@ -177,7 +178,7 @@ class Attachment(Hook):
             control.should_save = True
 
     def evaluated(self, *_: Any, **__: Any) -> None:
-        """An evaluation outside of training has the ledger for itself."""
+        """An evaluation outside training uses the ledger alone."""
         if not self._trainer.is_in_train:
             self.close()
 
@@ -197,7 +198,7 @@ class Attachment(Hook):
         return refused
 
     def _settle_step(self, step: int) -> str:
-        """Charge the rest of a step, and return why the next one may not be taken; empty if it may."""
+        """Charge the rest of a step; return why the next one may not be taken, empty if it may."""
         self.charge(step, {})
         self._ahead = {later: part for later, part in self._ahead.items() if later > step}
         return self._refusal(step + 1, self.standing)
@@ -215,7 +216,7 @@ class Attachment(Hook):
         return standing.admission(step, rollouts).reason
 
     def _counting(self, prompts: Any) -> Any:
-        """Generate as the trainer does, and charge it before it is scored: a reward that raises was paid for too."""
+        """Generate like the trainer, and charge before scoring: a reward function that raises was paid for too."""
         if self._clock is None:
             self.start_clock()
         if self._ledger is not None and self._trainer.model.training:
@@ -223,7 +224,7 @@ class Attachment(Hook):
         generated = self._generate(prompts)
         prompt_ids, completion_ids, tool_mask = generated[:3]
         responses = sum(map(len, completion_ids))
-        # What tools and environments wrote into a completion was prefilled and not sampled.
+        # What tools and environments wrote into a completion was prefilled, not sampled.
         prefilled = 0 if tool_mask is None else sum(len(mask) - int(sum(mask)) for mask in tool_mask)
         counts = [len(completion_ids), sum(map(len, prompt_ids)) + prefilled, responses - prefilled]
         if self._accelerator.num_processes > 1:
@@ -237,10 +238,10 @@ class Attachment(Hook):
         return generated
 
     def _charge(self, counts: Counts) -> None:
-        """Charge a batch to the step in progress, or an evaluation's to the step it follows."""
+        """Charge a batch to the step in progress, or an evaluation's batch to the step it follows."""
         trainer = self._trainer
         if self._ledger is None:
-            # An evaluation outside train() goes on with the ledger as it is.
+            # An evaluation outside train() continues the ledger as it is.
             self.open("last")
         step = trainer.state.global_step
         if not trainer.model.training:
@@ -253,13 +254,13 @@ class Attachment(Hook):
             self._ahead[step + 1 + k] = self._ahead.get(step + 1 + k, Counts()) + part
 
     def _logging(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
-        """Log as the trainer does, and what was spent beside what training logs."""
+        """Log like the trainer, and add what was spent to training logs."""
         if self._ledger is not None and self._trainer.model.training:
             logs.update(self.standing.metrics())
         self._log(logs, *args, **options)
 
     def _decided(self, decide: Callable[[], str]) -> str:
-        """Let rank 0 decide for every process; what it raises is raised in all of them."""
+        """Let rank 0 decide for every process; an error that it raises is raised in all of them."""
         said: list[Any] = ["", None]
         if self._accelerator.is_main_process:
             try:
@@ -277,11 +278,11 @@ class Attachment(Hook):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """The passes of a run: when a ``GRPOTrainer`` generates, and which optimizer steps use it.
+    """The passes of a run: when a ``GRPOTrainer`` generates, and which optimizer steps use the rollouts.
 
     Attributes:
-        accumulation: Passes of an optimizer step.
-        every: Passes from one generation to the next.
+        accumulation: Passes per optimizer step.
+        every: Passes between generations.
     """
 
     accumulation: int
@@ -290,15 +291,15 @@ class Passes:
     epoch_steps: int
 
     def of_step(self, position: int) -> int:
-        """Passes of the optimizer step at a position in its epoch, from 0."""
+        """Passes of the optimizer step at a position in its epoch, counted from 0."""
         last = position % self.epoch_steps == self.epoch_steps - 1
         return self.epoch_passes % self.accumulation or self.accumulation if last else self.accumulation
 
     def shares(self, position: int, *, left: int, lasts: int) -> tuple[int, ...]:
-        """Count the passes of its step, and of those after it, that use a generation.
+        """Count the passes of a step and of the following steps that use a generation.
 
         Args:
-            left: Passes of the step that are still to come.
+            left: Remaining passes of the step.
             lasts: Passes that use the generation.
         """
         used = [min(left, lasts)]
@@ -308,7 +309,7 @@ class Passes:
         return tuple(used)
 
     def generations(self, position: int, *, done: int, filled: bool) -> list[tuple[int, ...]]:
-        """The generations of a step that is to come, each as the shares of the steps that use it.
+        """The generations of an upcoming step, each as the shares of the steps that use it.
 
         Args:
             done: Passes since the process began.

@@ -1,8 +1,9 @@
 """Stop a run of veRL at its budget and keep its ledger, by configuration alone.
 
-veRL's TaskRunner, one Ray actor, holds the trainer, its replay buffer and its agent loop manager: what it names in its
-configuration lives there, and that process alone writes the ledger. The agent loops and engines, which are other
-processes, know nothing of it. veRL is imported when these classes are made; read was 0.9.1, with ``trainer.use_v1``.
+veRL's TaskRunner, one Ray actor, holds the trainer, its replay buffer and its agent loop manager. The classes that its
+configuration names live there, and only that process writes the ledger. The agent loops and engines are other processes
+and do not know about the budget. veRL is imported when these classes are instantiated. Read in veRL 0.9.1, with
+``trainer.use_v1``.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ SAMPLER = (
 )
 OTHERS = ("ledger", "run_id", "devices")
 SINGLE_TURN = "single_turn_agent"
-"""The one agent loop of veRL's in which everything in a response was sampled."""
+"""veRL's one agent loop in which the model sampled the whole response."""
 _BUDGETS: WeakSet[Budget] = WeakSet()
 
 
 class ReplayBuffer:
-    """The replay buffer that veRL would make without it, which also charges what is sampled from it and evicted.
+    """veRL's own replay buffer, which also charges what is sampled from it and evicted.
 
     Named in ``trainer.v1.sampler.custom_sampler``; ``sampler_kwargs`` there is the budget (``read_settings``).
     """
 
     def __new__(cls, **options: Any) -> Any:
-        """Make it, with what veRL hands to a custom sampler."""
+        """Make it, with the options that veRL passes to a custom sampler."""
         trainer: Any = getattr(options.get("refill_fn"), "__self__", None)
         if not hasattr(trainer, "_build_replay_buffer"):
             refill = options.get("refill_fn")
@@ -52,7 +53,7 @@ class ReplayBuffer:
                 f"refill_fn is {refill!r}, and no method of the trainer of veRL 0.9 (trainer.use_v1=True)"
             )
         budget = Budget(trainer, **read_settings(trainer.config))
-        # To a custom sampler veRL passes none of its settings of filters; its own buffer gets them all.
+        # veRL passes its filter settings only to its own buffer, not to a custom sampler.
         custom = trainer.config.trainer.v1.sampler.custom_sampler
         path, custom.path = custom.path, None
         try:
@@ -66,7 +67,7 @@ class ReplayBuffer:
 
 
 class AgentLoopManager:
-    """veRL's agent loop manager, which also reserves what it dispatches: training, warm-up, refills, re-issue.
+    """veRL's agent loop manager, which also reserves what it dispatches: training, warm-up, refills, re-issued prompts.
 
     Named in ``actor_rollout_ref.rollout.agent.agent_loop_manager_class``.
     """
@@ -76,7 +77,7 @@ class AgentLoopManager:
 
     @classmethod
     def create(cls, *args: Any, config: Any, **options: Any) -> AgentLoopManager:
-        """Make veRL's manager, and open the ledger after the step of the checkpoint that was loaded."""
+        """Make veRL's manager, and open the ledger after the loaded checkpoint's step."""
         budget = next((budget for budget in _BUDGETS if budget.trainer.config is config), None)
         if budget is None:
             raise BudgetError(
@@ -88,7 +89,7 @@ class AgentLoopManager:
         return cls(AgentLoopManagerTQ.create(*args, config=config, **options), budget)
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Reserve a batch, and dispatch it."""
+        """Reserve and dispatch a batch."""
         self._budget.dispatch(prompts)
         self._manager.generate_sequences(prompts)
 
@@ -97,7 +98,7 @@ class AgentLoopManager:
 
 
 class _Charging:
-    """The part of a replay buffer that a budget adds to veRL's: groups are charged before they leave it."""
+    """A budget's addition to veRL's replay buffer: groups are charged before they leave it."""
 
     budget: Budget
     partitions: Any
@@ -109,7 +110,7 @@ class _Charging:
         return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)  # type: ignore[misc]
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
-        # Those that were evicted are charged: the others are more than the step trains on.
+        # Evicted groups are already charged; the others exceed what the step trains on.
         self.budget.charge_groups(partition_id, {"filtered": uids}, self.partitions[partition_id])
         super()._clear_groups(partition_id, uids)  # type: ignore[misc]
 
@@ -128,30 +129,30 @@ class _Charging:
 
 
 class Budget(Hook):
-    """The budget of a trainer, in its process.
+    """The budget of a trainer, in the trainer's process.
 
-    A group is reserved when it is dispatched, and charged when it leaves the replay buffer, to the step in progress.
+    A group is reserved when it is dispatched. When it leaves the replay buffer, it is charged to the step in progress.
     """
 
     closed = f"is not open, because veRL's agent loop manager is not that of the budget; set +{MANAGER}"
 
     def __init__(self, trainer: Any, path: Path, limits: Limits, run_id: str | None, devices: int | None) -> None:
         super().__init__(path, limits, run_id=run_id, devices=devices or 1)
-        # None for those of veRL's throughput, which it knows only later.
+        # None means the devices of veRL's throughput metric, which are known only later.
         self.trainer, self._devices = trainer, devices
         self._groups = {"train": Groups(), "val": Groups()}
         self._refilling = self._tools = False
-        # Rollouts refilled in a step, and the most that a step refilled.
+        # The step and rollouts of the current refills; below, the most rollouts that a step refilled.
         self._refilled = (0, 0)
         self._most_refilled = 0
 
     @property
     def standing(self) -> Standing:
-        """Spending so far; what is dispatched is ahead."""
+        """Spending so far; dispatched rollouts are ahead."""
         return replace(super().standing, ahead=Counts(rollouts=self._groups["train"].rollouts))
 
     def begin(self) -> None:
-        """Open the ledger after the step that the trainer goes on after."""
+        """Open the ledger after the step that the trainer resumes after."""
         trainer = self.trainer
         step, only = trainer.global_steps, trainer.config.trainer.get("val_only", False)
         self.open("last" if only else step)
@@ -169,7 +170,7 @@ class Budget(Hook):
         """Reserve a batch before it is generated.
 
         Raises:
-            BudgetError: It does not fit. A refill would be waited for for ever.
+            BudgetError: It does not fit. veRL would wait for a refill forever.
         """
         rollout = self.trainer.config.actor_rollout_ref.rollout
         names = prompts["agent_name"] if "agent_name" in prompts.keys() else [rollout.agent.default_agent_loop]  # noqa: SIM118
@@ -189,7 +190,7 @@ class Budget(Hook):
             self._most_refilled = max(self._most_refilled, so_far)
 
     def refill(self, prompts: int) -> Any:
-        """Dispatch fresh prompts in place of groups that were evicted."""
+        """Dispatch new prompts to replace evicted groups."""
         self._refilling = True
         try:
             return self.trainer._add_prompts_to_generate(prompts)
@@ -202,10 +203,10 @@ class Budget(Hook):
         """Charge groups that leave the replay buffer to the step in progress, or an evaluation's to the step before.
 
         Args:
-            cohorts: Groups by what becomes of them; those that were charged already are left out.
+            cohorts: Groups by what becomes of them; groups already charged are skipped.
             tags: veRL's tags by trajectory.
         """
-        # Raises where the manager is veRL's own, of which no group is known.
+        # Raises if the manager is veRL's own, which registers no groups.
         _ = self.ledger
         groups, counts = self._groups[partition], dict[str, Counts]()
         for cohort, uids in cohorts.items():
@@ -219,7 +220,7 @@ class Budget(Hook):
             self.charge(self.trainer.global_steps, counts)
 
     def settle(self, tags: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-        """All responses of a step were sampled: decide which step is the last, and return what is logged."""
+        """All responses of a step were sampled: decide which step is the last, and return the metrics to log."""
         trainer = self.trainer
         step = trainer.global_steps
         self.charge(step, {})
@@ -237,24 +238,24 @@ class Budget(Hook):
         return metrics
 
     def _end_after(self, step: int, reason: str) -> None:
-        """Make a step the last, with what veRL owes its last step."""
+        """Make a step the last, with the checkpoint and evaluation that veRL gives its last step."""
         trainer = self.trainer
         if step >= self._last_step:
             return
         self.reason, trainer.total_training_steps = reason, step
         LOGGER.warning("%s: training ends after step %d: %s", self.path, step, reason)
         if step == trainer.global_steps:
-            # veRL decided before this step that it is not the last, so that its checkpoint and its evaluation are not
-            # due; where they are asked for at all, they are due every so many steps.
+            # veRL decided before this step that it is not the last, so its checkpoint and evaluation are not due. If
+            # these are enabled, they are due at multiples of their frequency.
             of_trainer = trainer.config.trainer
             for name in ("save_freq", "test_freq"):
                 if of_trainer[name] > 0:
                     of_trainer[name] = step
 
     def _lose_what_is_left(self, step: int, tags: Mapping[str, Mapping[str, Any]]) -> None:
-        """Charge what was dispatched for later steps as lost. Of what is not finished yet, tokens are unknown."""
+        """Charge what was dispatched for later steps as lost. The tokens of unfinished rollouts are unknown."""
         groups = self._groups["train"]
-        # veRL lists a trajectory before it has written its lengths.
+        # veRL lists a trajectory before it writes its lengths.
         tags = {key: tag for key, tag in tags.items() if "prompt_len" in tag}
         made, unfinished = groups.take(list(groups), tags, self._written("train", set(groups), tags))
         if made or unfinished:
@@ -262,14 +263,14 @@ class Budget(Hook):
             self.ledger.end(step)
 
     def _restore(self, buffer: Any) -> int:
-        """Take over the finished groups that a checkpoint brought back, and return how many groups it did."""
+        """Take over the finished groups that a checkpoint restored; return the number of restored groups."""
         buffer._sync_metadata_from_transfer_queue()
         for uid in buffer.finished_keys["train"] | buffer.failure_keys["train"]:
             self._groups["train"][uid] = len(set(map(session_of, of_prompts({uid}, buffer.partitions["train"]))))
         return len(buffer.prompt_global_steps["train"])
 
     def _admit(self, rollouts: int) -> None:
-        """Refuse what does not fit; tokens and time are asked about where the last step is decided."""
+        """Refuse rollouts that do not fit; tokens and time are checked when the last step is decided."""
         step, standing = self.trainer.global_steps, self.standing
         limits = replace(self.limits, response_tokens=None, device_seconds=None, money=None)
         refused = replace(standing, limits=limits).admission(step, rollouts).reason
@@ -282,13 +283,13 @@ class Budget(Hook):
         )
 
     def _refusal(self, step: int, rollouts: int, *, before: int = 0) -> str:
-        """Why a step may not dispatch so many rollouts, after so many that are still to come; empty if it may."""
+        """Why a step may not dispatch this many rollouts after ``before`` upcoming ones; empty if it may."""
         standing = self.standing
         ahead = standing.ahead + Counts(rollouts=before)
         return replace(standing, ahead=ahead).admission(step, rollouts).reason
 
     def _ahead(self, restored: int) -> int:
-        """Rollouts that are dispatched before the first step: the warm-up, and what a checkpoint had in flight."""
+        """Rollouts dispatched before the first step: the warm-up, and what a checkpoint had in flight."""
         config = self.trainer.config
         batches = config.trainer.v1.get(self.trainer.trainer_mode, {}).get("num_warmup_batches", 0)
         prompts = max(int(batches * config.data.train_batch_size), restored)
@@ -296,7 +297,7 @@ class Budget(Hook):
 
     @property
     def _batch(self) -> int:
-        """Rollouts that a step dispatches, apart from refills."""
+        """Rollouts that a step dispatches, excluding refills."""
         config = self.trainer.config
         return int(config.data.train_batch_size * config.actor_rollout_ref.rollout.n)
 
@@ -306,7 +307,7 @@ class Budget(Hook):
         return int(min(trainer.total_training_steps, trainer.steps_per_epoch * trainer.config.trainer.total_epochs))
 
     def _written(self, partition: str, uids: set[str], tags: Mapping[str, Any]) -> dict[str, int]:
-        """Of trajectories, the tokens that tools wrote into the response, where there may be any."""
+        """Tokens that tools wrote into the response, by trajectory; empty without tools."""
         keys = list(of_prompts(uids, tags)) if self._tools else []
         if not keys:
             return {}
@@ -317,9 +318,9 @@ class Budget(Hook):
 
 
 def read_settings(config: Any) -> dict[str, Any]:
-    """The ledger, limits, run and devices of ``trainer.v1.sampler.sampler_kwargs``, as ``Budget`` takes them.
+    """The ledger, limits, run and devices in ``trainer.v1.sampler.sampler_kwargs``, as ``Budget`` takes them.
 
-    A relative path is one from the folder in which the trainer's process runs.
+    A relative path starts from the folder in which the trainer's process runs.
     """
     try:
         installed = version("verl")
@@ -345,7 +346,7 @@ def read_settings(config: Any) -> dict[str, Any]:
     except BudgetError as error:
         problems.append(str(error))
     if problems:
-        # All at once, since veRL has loaded its models by then.
+        # Report all problems at once, since veRL has loaded its models by then.
         raise BudgetError(f"{KEYS}: {'; '.join(problems)}")
     return {"path": Path(str(ledger)), "limits": limits, "run_id": given.get("run_id"), "devices": devices}
 
@@ -355,19 +356,19 @@ class Groups(dict[str, int]):
 
     @property
     def rollouts(self) -> int:
-        """Of all of them."""
+        """The sum over all prompts."""
         return sum(self.values())
 
     def take(
         self, uids: Iterable[str], tags: Mapping[str, Mapping[str, Any]], written: Mapping[str, int]
     ) -> tuple[Counts, int]:
-        """Let go of some prompts, and count what they came to.
+        """Remove prompts, and count what was generated for them.
 
         Args:
-            written: Of trajectories, the tokens of the response that were not sampled.
+            written: By trajectory, the response tokens that were not sampled.
 
         Returns:
-            Of the sessions that have a trajectory, rollouts and tokens; and the rollouts that have none.
+            The rollouts and tokens of the sessions that have a trajectory, and the number of rollouts without one.
         """
         taken = {uid: self.pop(uid) for uid in set(uids) if uid in self}
         sessions, prompt, response = set(), 0, 0
@@ -380,7 +381,7 @@ class Groups(dict[str, int]):
 
 
 def session_of(key: str) -> str:
-    """The session of a trajectory, with its prompt."""
+    """The session of a trajectory, including its prompt."""
     return key.rsplit("_", 1)[0]
 
 
@@ -390,7 +391,7 @@ def of_prompts(uids: Container[str], tags: Mapping[str, Tag]) -> dict[str, Tag]:
 
 
 def dispatched(prompts: Any, default: int) -> dict[str, int]:
-    """The prompts of a batch, with as many rollouts as veRL's workers generate for each."""
+    """The prompts of a batch, with the rollouts that veRL's workers generate for each."""
     uids = [str(uid) for uid in prompts["uid"]]
     each = list(prompts["__rollout_n__"]) if "__rollout_n__" in prompts.keys() else [default] * len(uids)  # noqa: SIM118
     return {uid: int(n) for uid, n in zip(uids, each, strict=True)}

@@ -15,7 +15,7 @@ COMMANDS = (advise, fit, prescribe, predict, interference)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``isocompute-frontier``; arguments and exit code as of ``command_line.run``."""
+    """Run ``isocompute-frontier``; arguments and exit code as in ``command_line.run``."""
     description = "What does a budget buy, and how should it be split?"
     return command_line.run(
         argv, package="isocompute-frontier", description=description, commands=COMMANDS, around=_notes_shown()
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _notes_shown() -> Iterator[None]:
-    """Show warnings about the input on stderr, whatever PYTHONWARNINGS is."""
+    """Show warnings about the input on stderr, whatever PYTHONWARNINGS says."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", InputWarning)

@@ -1,4 +1,4 @@
-"""Errors a user can act on, and flags that say when a result cannot be trusted."""
+"""Errors that a user can act on, and flags that say when a result cannot be trusted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .contract.errors import IsoComputeError
 
 
 class FrontierError(IsoComputeError):
-    """A request that cannot be met; the message says what is wrong and what would be right."""
+    """A request that cannot be fulfilled; the message says what is wrong and what would be right."""
 
 
 class InputWarning(UserWarning):

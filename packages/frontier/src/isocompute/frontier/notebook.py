@@ -1,4 +1,4 @@
-"""A sweep and its fit in Python: from files or from a data frame of any library, and saved to a folder.
+"""A sweep and its fit in Python: read from files or from any library's data frame, and saved to a folder.
 
 A fit on disk is ``posterior.json``, ``draws.parquet`` and ``runs.parquet``.
 """
@@ -34,30 +34,30 @@ from .show.report import write_report
 
 DOCUMENT, DRAWS, RUNS = "posterior.json", "draws.parquet", "runs.parquet"
 PLAIN = ("metric", "unit", "seed", "tokens_per_rollout", "hours_per_rollout", "caveats", "of_training", "about")
-"""Attributes of a fit that its document holds as they are."""
+"""Attributes of a fit that its document stores unchanged."""
 
 
 class Fit(Fitted):
-    """The fit of a sweep, with what a notebook does with it; the attributes are those of ``Fitted``."""
+    """The fit of a sweep, with methods for notebooks; its attributes are those of ``Fitted``."""
 
     def next(self, compute: float, *, tell: tuple[int, int] | None = None) -> Plan:
-        """Plan what to run before deciding about a budget, ranked by the expected fall of regret per rollout.
+        """Plan what to run before deciding about a budget, ranked by the expected reduction of regret per rollout.
 
         Args:
-            tell: Two n that seeds are to tell apart; by default those of the first two settings.
+            tell: Two n for seeds to tell apart; by default those of the first two settings.
         """
         return plan(self, compute, tell=tell)
 
     def plot_frontier(self, ax: Any = None) -> Any:
-        """Curves, and the setting chosen at each budget; draws on these axes and returns them."""
+        """Draw the curves, and the setting chosen at each budget, on these axes, and return the axes."""
         return _on(ax, draw_frontier, self)
 
     def plot_regret(self, ax: Any = None, *, budget: float | None = None) -> Any:
-        """Expected regret by n at a budget, by default the largest that was measured, and at smaller ones."""
+        """Draw expected regret by n at a budget, by default the largest that was measured, and at smaller ones."""
         return _on(ax, draw_regret, self, budget=budget)
 
     def plot_n_star(self, ax: Any = None) -> Any:
-        """n* over compute, over P(best) of every n; as of ``plot_frontier``."""
+        """Draw n* over compute, over P(best) of every n, like ``plot_frontier``."""
         return _on(ax, draw_best, self)
 
     def report(self, folder: str | Path, *, budget: float | None = None, facts: Sequence[tuple[str, str]] = ()) -> Path:
@@ -65,7 +65,7 @@ class Fit(Fitted):
         return write_report(self, folder, budget=budget, facts=facts)
 
     def save(self, folder: str | Path) -> None:
-        """Write it, to be read by ``Frontier.load``; the same fit gives the same bytes.
+        """Write the fit for ``Frontier.load``; equal fits give equal bytes.
 
         Raises:
             FrontierError: The folder cannot be written to.
@@ -90,12 +90,12 @@ class Fit(Fitted):
             columns |= {f"luck{k}": values for k, values in enumerate(luck.reshape(len(luck), -1).T)}
         write_parquet(pl.DataFrame(columns), folder / DRAWS)
         write_parquet(_runs_table(model.runs), folder / RUNS)
-        # Last, since it says that the others are there.
+        # Written last, since it signals that the other files are complete.
         write_text(folder / DOCUMENT, json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)
 
 
 def load_fitted(folder: str | Path) -> Fit:
-    """A fit that was saved.
+    """Load a saved fit.
 
     Raises:
         FrontierError: The folder holds no fit, or a damaged one.
@@ -111,7 +111,7 @@ def load_fitted(folder: str | Path) -> Fit:
     try:
         document = json.loads((folder / DOCUMENT).read_text())
         if absent := [each.name for each in fields(Priors) if each.name not in document["priors"]]:
-            # Draws of another model would be read as of this one.
+            # Otherwise draws of another model would be read as draws of this one.
             raise ValueError(f"priors lack {', '.join(absent)}, which are those of other curves")
         priors = Priors(**{name: _frozen(value) for name, value in document["priors"].items()})
         each = pl.read_parquet(folder / RUNS).partition_by("run", maintain_order=True)
@@ -140,16 +140,17 @@ def load_fitted(folder: str | Path) -> Fit:
 
 
 class Frontier:
-    """The evaluations of a sweep, to be fitted.
+    """The evaluations of a sweep, ready to fit.
 
     Args:
-        evals: An ``evals`` table as a data frame of pandas, polars, pyarrow or whatever narwhals reads.
-        group: A further column that tells runs apart, such as a recipe.
-        population: Columns whose values are draws, as far as there are such columns: the answer is for another base
-            model like those that were run. ``("base_model", "problem_set")`` takes problem sets as draws too.
+        evals: An ``evals`` table as a data frame of pandas, polars, pyarrow or anything that narwhals reads.
+        group: A further column that distinguishes runs, such as a recipe.
+        population: Columns whose values are draws from a population; absent ones are ignored. The answer is then for
+            another base model like those that were run. ``("base_model", "problem_set")`` also treats problem sets as
+            draws.
 
     Raises:
-        FrontierError: It is no data frame.
+        FrontierError: It is not a data frame.
     """
 
     def __init__(
@@ -177,12 +178,12 @@ class Frontier:
 
     @classmethod
     def read(cls, *sources: str | Path, **settings: Any) -> Frontier:
-        """Read files, folders, tracking URIs, ``mlflow:EXPERIMENT`` or ``runs:/RUN_ID``, with settings of the class."""
+        """Read files, folders, tracking URIs, ``mlflow:EXPERIMENT`` or ``runs:/RUN_ID``, with the class's settings."""
         wanted = {name: settings[name] for name in ("metric", "unit", "group") if name in settings}
         return cls(read_evals(sources, **wanted), **settings)
 
     load = staticmethod(load_fitted)
-    """A fit that was saved to a folder."""
+    """Load a fit that was saved to a folder."""
 
     def fit(
         self,
@@ -195,10 +196,10 @@ class Frontier:
         """Fit all runs together.
 
         Args:
-            priors: What is expected before the data, such as how much seeds differ where there is one.
-            pass_rates: A ``pass_rates`` table of the same evaluations: with it errors are those of the metric, question
-                by question, and intervals include the luck of which questions are asked.
-            timings: A ``timings`` table of the same runs: with it a fit in rollouts answers budgets in GPU-hours.
+            priors: Expectations before the data, such as how much seeds differ if there is only one.
+            pass_rates: A ``pass_rates`` table of the same evaluations. With it, errors are computed for the metric,
+                question by question, and intervals include the choice of questions.
+            timings: A ``timings`` table of the same runs. With it, a fit in rollouts answers for budgets in GPU-hours.
 
         Raises:
             FrontierError: The table cannot be fitted; the message says why.
@@ -226,7 +227,7 @@ class Frontier:
         )
 
     def fit_separately(self, *, priors: Priors | None = None, seed: int = 0) -> dict[Setting, Posterior]:
-        """Fit each setting alone, so that none learns from another: nothing is decided from this."""
+        """Fit each setting alone, so that none learns from another; no decision uses this."""
         runs = self._prepared(None)[1].runs
         alone = [runs.only(np.flatnonzero(runs.cell == k)) for k in range(len(runs.cells))]
         return {own.cells[0]: posterior(own, priors=priors, seed=seed) for own in alone}
@@ -236,7 +237,7 @@ class Frontier:
         return runs, prepare(runs, unit=self.unit)
 
     def _about(self) -> tuple[tuple[str, str], ...]:
-        """What tells these runs from others: problem sets, base models, and what training them cost."""
+        """What distinguishes these runs from others: problem sets, base models, and what training them cost."""
         evals, found = self.evals, []
         for column, words in (("problem_set", "problem set"), ("base_model", "base model")):
             names = evals[column].drop_nulls().unique().sort().to_list() if column in evals.columns else []
@@ -252,11 +253,11 @@ class Frontier:
 
     @property
     def _of_training(self) -> bool:
-        """Whether the rewards are those of training, of other problems at each point."""
+        """Whether the rewards are training rewards, on different problems at each point."""
         return set(self.evals["split"]) == {"train"}
 
     def _per_rollout(self, evals: pl.DataFrame, column: str, cells: tuple[Setting, ...]) -> tuple[float, ...]:
-        """Mean of a cost for each rollout over all runs of an n and B_p; nothing where one of them has no count."""
+        """Mean cost per rollout over all runs of each n and B_p; empty if one of them has no count."""
         if not {column, "rollouts"} <= set(evals.columns):
             return ()
         whole = (
@@ -277,7 +278,7 @@ class Frontier:
 
 
 def _on(ax: Any, draw: Any, fitted: Fitted, **given: Any) -> Any:
-    """Draw on some axes, or on those of a new figure, which a notebook shows."""
+    """Draw on the given axes, or on those of a new figure, which a notebook shows."""
     if ax is not None:
         return draw(fitted, ax, **given)
     from matplotlib import pyplot
@@ -301,7 +302,7 @@ def _runs_table(runs: Runs) -> pl.DataFrame:
 
 
 def _run(own: pl.DataFrame, document: dict[str, Any]) -> Run:
-    """The part of a saved run that its curve is of."""
+    """The part of a saved run that its curve belongs to."""
     arrays = {name: own[name].to_numpy() for name in ("compute", "reward", "error", "trials") if name in own.columns}
     return Run(
         name="",
@@ -315,7 +316,7 @@ def _run(own: pl.DataFrame, document: dict[str, Any]) -> Run:
 
 
 def _frozen(value: Any) -> Any:
-    """A value of a document, whose lists were tuples."""
+    """A document's value with its lists turned back into tuples."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 

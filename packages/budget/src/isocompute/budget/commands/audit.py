@@ -1,4 +1,4 @@
-"""``audit``: one run by its settings, log and ledger: the three counts, and the mechanism of each difference."""
+"""``audit``: compare a run's settings, log and ledger: the three counts, and what explains each difference."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ MECHANISMS = {
     "error of the log": "the log leaves open so much, either way",
     "not explained": "no setting, log entry or attempt explains it: check that ledger and log are of one run",
 }
-"""Why one figure is not the next, in words."""
+"""Explanation of each difference between one figure and the next."""
 OF_LEDGER = ("uncharged steps", "unlogged steps", "lost work", "failed", "error of the log", "not explained")
-"""Those between the log and the ledger; the others are between the settings and the log."""
+"""Differences between the log and the ledger; the others are between the settings and the log."""
 ZERO_VARIANCE = re.compile(r"(?:train/)?frac_reward_zero_std")
-"""TRL's metric of groups whose rewards are all equal, which have no advantages and no gradient."""
+"""TRL's metric for groups whose rewards are all equal, which have no advantages and no gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Why one figure of a run is not the other."""
+    """A difference between two figures of a run, and its reason."""
 
     mechanism: str
     rollouts: int
@@ -57,12 +57,12 @@ class Difference:
 
 
 class Audit:
-    """Three accounts of one run, None where one does not say; rollouts unless it is said otherwise.
+    """Three accounts of one run, each None if unknown; in rollouts unless stated otherwise.
 
     Attributes:
         evaluated: Rollouts of the logged evaluations.
-        without_signal: Share of groups whose rewards are all equal, the mean over the entries that say it.
-        differences: From B_p · n · M over the log to what was paid for training; they add up.
+        without_signal: Share of groups whose rewards are all equal, averaged over the entries that log it.
+        differences: Steps from B_p · n · M over the log to what was paid for training; they add up.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Audit:
         shared: Mapping[str, Any] | None = None,
         given: Mapping[str, str] | None = None,
     ) -> None:
-        """Line up what is known of one run.
+        """Compare what is known of one run.
 
         Args:
             source: Its log, see ``LiveLog``.
-            trainer: That logged it, where its metrics do not say.
-            shared: Its configuration, with dotted keys, where the log lacks it.
+            trainer: The trainer that logged it, if its metrics do not tell.
+            shared: Its configuration, with dotted keys, if the log lacks it.
         """
         shared, given = shared or {}, given or {}
         live = LiveLog(source, trainer, step_column=given.get("step_column"))
@@ -109,7 +109,7 @@ class Audit:
 
 
 def _differences(batching: Batching, progressed: StepCounts, history: History | None) -> list[Difference]:
-    """List the changes from B_p · n · M to the log, and on to the ledger."""
+    """List the differences from B_p · n · M to the log, and from the log to the ledger."""
     last = progressed.points[-1]
     words: dict[str, Any] = {"steps": last.step, "planned": batching.update_steps or 0}
     changes: dict[str, int] = {}
@@ -153,7 +153,7 @@ def _ledger_changes(progressed: StepCounts, history: History, words: dict[str, A
 
 
 def _lost(history: History) -> str:
-    """Say of each attempt that lost work why it did."""
+    """Say why each attempt that lost work lost it."""
     frame = history.lost_work()
     frame = frame.filter(frame["cohort"].is_in(TRAINING_COHORTS))
     said = []
@@ -238,7 +238,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _rows(audited: Audit) -> list[tuple[str, int | None, int | None, int | None]]:
-    """Figures by name: of the settings, the log and the ledger."""
+    """Figures by name: from the settings, the log and the ledger."""
     batching, history, totals = audited.batching, audited.history, audited.totals
     per_step = None if not audited.last.step else round(audited.last.rollouts / audited.last.step)
     paid: dict[str, int | None] = {}
@@ -269,7 +269,7 @@ def _rows(audited: Audit) -> list[tuple[str, int | None, int | None, int | None]
 
 
 def _bridge(audited: Audit) -> Iterable[str]:
-    """From B_p · n · M to what was paid for training, one difference after another."""
+    """The differences from B_p · n · M to what was paid for training, one after another."""
     if audited.planned is not None:
         yield f"{audited.planned:,} rollouts are B_p · n · M of the settings"
     lines = {d.mechanism: f"{d.rollouts:+,} {d.mechanism}: {d.sentence}" for d in audited.differences}

@@ -1,4 +1,4 @@
-"""``convert``: an allocation as a trainer's settings, and settings as an allocation."""
+"""``convert``: write an allocation as a trainer's settings, or read settings as an allocation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..trainers.settings import Parallelism, RunPlan, flags, load, render
 from .text import number, whole
 
 ALLOCATION = ("--rollouts-per-problem", "--problems-per-batch", "--update-steps")
-"""The options that say an allocation."""
+"""Options that give an allocation."""
 MOST_NAMED = 8
-"""Ignored settings that are named."""
+"""Most ignored settings to name."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -1,4 +1,4 @@
-"""``diff``: what two configurations train, and what to set in the second so that it trains as the first does."""
+"""``diff``: what two configurations train, and what to change in the second so that it trains like the first."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ UPDATES = {
     "tinker": ("num_substeps", ""),
     "open-instruct": ("num_mini_batches", "num_epochs"),
 }
-"""The setting that splits a batch for several optimizer steps, and the one that trains on each response again."""
+"""The setting that splits a batch into several optimizer steps, and the one that repeats training on each response."""
 PARTS = ("num_substeps", "num_mini_batches")
-"""Of the former, those that count the parts, and are not the size of one."""
+"""Of the splitting settings, those that give the number of parts, not the size of a part."""
 AHEAD = (
     r"(?:.*\.)?(?:async_queue_size|max_off_policy_steps|max_staleness_steps|max_trajectory_age_steps|async_steps"
     r"|max_steps_off_policy|staleness_threshold|num_warmup_batches)"
 )
-"""Settings that say how many batches a response may be behind the policy."""
+"""Settings that limit how many batches a response may lag behind the policy."""
 SWITCHED = re.compile("async_queue_size|max_trajectory_age_steps")
-"""Those that stand in whole configurations where nothing is asynchronous."""
+"""Those that full configurations contain even if nothing is asynchronous."""
 ALWAYS_AHEAD = {"prime-rl": 8, "open-instruct": 8}
-"""Their defaults, in prime-rl's orchestrator.py and in open-instruct, which always sample ahead."""
+"""Default lag in prime-rl's orchestrator.py and in open-instruct, which always sample ahead."""
 MEMORY = re.compile(r".*(?:micro.*batch_size|max_token_len|gpu_memory_utilization|tensor_parallel_size).*")
-"""Settings that change memory and speed and nothing that is learned."""
+"""Settings that change memory and speed but not what is learned."""
 DEFAULT_RATES = dict.fromkeys(("trl", "verl", "openrlhf", "prime-rl", "skyrl", "slime"), 1e-6)
-"""Learning rates where settings say none, in the sources that the trainers' modules name; others' go by the model."""
+"""Default learning rates, from the sources that the trainers' modules name; other trainers choose by model."""
 LABELS = {
     "devices": "devices that train",
     "n": "rollouts per problem, n",
@@ -75,7 +75,7 @@ LABELS = {
     "each": "rollouts a device and step",
 }
 SAME = ("n", "B_p", "C", "updates", "staleness", "rate")
-"""What must be equal for two configurations to train the same, step by step."""
+"""Figures that must be equal for two configurations to train the same, step by step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +83,8 @@ class Side:
     """One of the two configurations.
 
     Attributes:
-        figures: By the names of ``LABELS``, None where a figure cannot be known. Staleness is the number of updates by
-            which a response may be older than the policy that learns from it.
+        figures: By the names of ``LABELS``, None if a figure cannot be known. Staleness is the largest number of
+            updates between the policy that generates a response and the policy that learns from it.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Side:
     figures: Mapping[str, Fraction | float | int | None]
 
     def having(self, values: Mapping[str, Value]) -> Side:
-        """The same with other settings."""
+        """The same side with other settings."""
         return side(self.name, self.trainer, values, self.batching.world_size, self.problems)
 
 
@@ -107,7 +107,7 @@ def side(name: str, known: Trainer, values: Mapping[str, Value], world_size: int
     ahead, said = _ahead(known, settings), settings.find(*_rate_names(known))[1]
     rate = DEFAULT_RATES.get(known.name) if said is None else said
     generated, updates, world = batching.batch_rollouts, batching.updates, batching.world_size
-    # Several small batches of one policy for a step are one batch.
+    # Several small batches of one policy in a step are one batch.
     at_once = None if updates is None else max(updates, Fraction(1))
     trained = n * a_step if n and a_step else None
     figures: dict[str, Fraction | float | int | None] = {
@@ -124,13 +124,13 @@ def side(name: str, known: Trainer, values: Mapping[str, Value], world_size: int
         "epochs": a_step * steps / problems if a_step and steps and problems else None,
         "each": trained / world if trained and world else None,
     }
-    # Also the rate and the lag are read by now.
+    # By now the rate and the lag have been read as well.
     batching = noticed(known.title, values, batching, settings.read)
     return Side(name=name, trainer=known, values=values, batching=batching, problems=problems, figures=figures)
 
 
 def _ahead(known: Trainer, settings: Settings) -> float | None:
-    """Batches by which sampling may be ahead of training; None where that is not known."""
+    """Batches by which sampling may be ahead of training; None if unknown."""
     mode = settings.text("trainer.v1.trainer_mode", default="sync")
     switched = settings.is_on("train.async_enable", "async_train", "grpo.async_grpo.enabled")
     said = [
@@ -141,13 +141,13 @@ def _ahead(known: Trainer, settings: Settings) -> float | None:
         and (f".{mode}." in name or not name.startswith("trainer.v1."))
     ]
     if said:
-        # veRL's threshold is of what is generated beyond the version that is trained on.
+        # veRL's threshold counts what is generated beyond the version being trained on.
         return said[0] + bool(settings.matching(r"async_training\..*"))
     return None if switched or mode != "sync" else ALWAYS_AHEAD.get(known.name, 0)
 
 
 def _rate_names(known: Trainer) -> tuple[str, ...]:
-    """The names of a trainer's learning rate, that of its settings first."""
+    """The names of a trainer's learning rate, starting with the one in its settings."""
     one = Allocation(problems_per_batch=1, rollouts_per_problem=2, update_steps=1)
     settings = known.write(RunPlan(allocation=one, learning_rate=0.125)).settings
     written = next(name for name, value in settings.items() if value == 0.125)
@@ -155,7 +155,7 @@ def _rate_names(known: Trainer) -> tuple[str, ...]:
 
 
 def _device_settings(known: Trainer, devices: int) -> dict[str, Value]:
-    """The settings with which a trainer uses a number of devices."""
+    """The settings with which a trainer uses this many devices."""
     if known.name in OF_TRL:
         return {"num_processes": devices}
     a = Allocation(problems_per_batch=devices * 48, rollouts_per_problem=2, update_steps=1)
@@ -164,7 +164,7 @@ def _device_settings(known: Trainer, devices: int) -> dict[str, Value]:
 
 
 def trainer_of(values: Mapping[str, Value], where: str) -> Trainer:
-    """The trainer whose settings these are: the one that reads most of them.
+    """The trainer that these settings belong to: the one that reads most of them.
 
     Raises:
         BudgetError: No trainer reads any, or two read as many.
@@ -188,18 +188,18 @@ def trainer_of(values: Mapping[str, Value], where: str) -> Trainer:
 
 
 def differing(a: Side, b: Side, names: Iterable[str]) -> list[str]:
-    """The figures that are known of both and are not the same; a rate that neither says is that of the trainer."""
+    """The figures that are known for both sides and differ; a rate that neither sets is the trainer's default."""
     both = ((name, a.figures[name], b.figures[name]) for name in names)
     return [name for name, one, other in both if one != other and (name == "rate" or None not in (one, other))]
 
 
 def changes(a: Side, b: Side) -> list[dict[str, Value]]:
-    """The fewest settings of B to set so that it trains as A does on its own devices; several where it has a choice.
+    """The fewest settings to change in B so that it trains like A on its own devices; several if there is a choice.
 
-    They are tried: what B's trainer reads of its settings then is what A has, but for how far it samples ahead.
+    Each candidate is tested: B's trainer must read A's figures from it, except for how far it samples ahead.
 
     Raises:
-        BudgetError: Something of A is not known, or B cannot have it.
+        BudgetError: A figure of A is unknown, or B cannot have it.
     """
     f, known = a.figures, b.trainer
     lacking = [LABELS[name] for name in ("n", "B_p", "C", "updates") if f[name] is None]
@@ -234,7 +234,7 @@ def changes(a: Side, b: Side) -> list[dict[str, Value]]:
 
 
 def _written(a: Side, b: Side) -> Iterator[tuple[dict[str, Value], int | None]]:
-    """Whole settings for B's trainer of what A trains, and the micro-batch: B's, that of its accumulation, or any."""
+    """Settings with which B's trainer trains like A, and the micro-batch: B's, one from B's accumulation, or any."""
     f, known = a.figures, b.trainer
     n, a_step, updates, steps = (int(f[name] or 1) for name in ("n", "B_p", "updates", "steps"))
     passes = max(1, round(n * a_step / (f["C"] or 1)))
@@ -331,7 +331,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _not_compared(a: Side, b: Side) -> list[str]:
-    """Settings of one trainer that differ, and from which neither batches nor steps follow."""
+    """Settings of a shared trainer that differ but determine neither batches nor steps."""
     names = sorted({*a.batching.ignored, *b.batching.ignored})
     both = ((name, a.values.get(name), b.values.get(name)) for name in names)
     return [f"{name} ({shorten(mine)} → {shorten(theirs)})" for name, mine, theirs in both if mine != theirs]
@@ -407,7 +407,7 @@ def _shown(name: str, value: Fraction | float) -> str:
 
 
 def _advice(a: Side, b: Side, different: Sequence[str]) -> Generator[str, None, list[dict[str, Value]]]:
-    """What to set, in words and as settings."""
+    """What to change, as sentences and as settings."""
     yield f"they do not train the same: {'; '.join(LABELS[name] for name in different)}"
     found: list[dict[str, Value]] = []
     try:

@@ -1,4 +1,4 @@
-"""``doctor``: find runs, say what is understood of each and what is missing of all, and write tables to fit."""
+"""``doctor``: find runs, report what is understood of each and what is missing, and write tables to fit."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ..trainers.settings import configuration
 from .text import add_log_arguments
 
 READ = [known.title for known in TRAINERS.values() if known.logs]
-"""Titles of the trainers whose logs are read."""
+"""Titles of the trainers with readable logs."""
 RUNS = "runs.csv"
 PARTLY = 3
-"""Exit status where some of what looks like a log is not in the table."""
+"""Exit status if something that looks like a log is not in the table."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _became(course: Course) -> Iterable[str]:
-    """Say what became of a run."""
+    """Say how a run went."""
     found = diagnose(course)
     yield f"what became of it: {found.verdict}"
     width = max(map(len, found.findings))
@@ -95,7 +95,7 @@ def _became(course: Course) -> Iterable[str]:
 
 
 def _written(report: Report, out: Path) -> Iterable[str]:
-    """Write the table and where it comes from."""
+    """Write the table and its provenance."""
     frame, notes = written(report.patients)
     path = tables.write(frame, "evals", out / "evals.parquet")
     write_text(out / "manifest.json", _manifest(report), error=BudgetError)
@@ -109,7 +109,7 @@ def _written(report: Report, out: Path) -> Iterable[str]:
 
 
 def _lost(report: Report) -> str:
-    """The line that counts what is not in the table; none where everything is."""
+    """The line that counts what is not in the table; empty if nothing is missing."""
     without, unread = sum(not patient.rows for patient in report.patients), len(report.unread)
     counts = (without, len(report.patients), "run", "understood"), (unread, report.files, "file", "read")
     return " and ".join(
@@ -120,7 +120,7 @@ def _lost(report: Report) -> str:
 
 
 def _to_be_filled_in(patients: Sequence[Patient], path: Path, given: Path | None) -> Iterable[str]:
-    """Write a table of the runs with blank cells for what is missing, unless it would replace one that was edited."""
+    """Write a table of the runs with blank cells for missing values, unless it would replace an edited one."""
     text = to_be_filled_in(patients)
     read = given is not None and path.exists() and given.samefile(path)
     if path.exists() and not read and path.read_text("utf-8", "replace") != text:
@@ -156,7 +156,7 @@ def _lines(patient: Patient) -> Iterable[str]:
 
 
 def _missing(patients: Sequence[Patient]) -> Iterable[str]:
-    """One table of all that is missing of all runs."""
+    """One table of everything missing from any run."""
     names = dict.fromkeys(name for patient in patients for name in patient.missing)
     if not names:
         return
@@ -172,7 +172,7 @@ def _missing(patients: Sequence[Patient]) -> Iterable[str]:
 
 
 def _manifest(report: Report) -> str:
-    """Every run, what its figures rest on, and what was not read, as JSON."""
+    """Every run, the evidence for its figures, and what was not read, as JSON."""
     document = {
         "runs": [
             {

@@ -1,4 +1,4 @@
-"""``plan``: the feasible splits of a budget, and with a model and a device what they cost."""
+"""``plan``: the feasible splits of a budget and, given a model and a device, their cost."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _add_model_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the options on the model, the lengths and the device."""
+    """Add the options for the model, the lengths and the device."""
     group = command.add_argument_group("the model and the device, to estimate time, memory and money")
     said = "parameters, of all experts: 7B"
     group.add_argument("--model-parameters", dest="parameters", type=whole, metavar="N", help=said)
@@ -132,7 +132,7 @@ def _add_model_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _setting(arguments: argparse.Namespace) -> Setting | None:
-    """The setting that the options describe, or None when none of them is given."""
+    """The setting that the options describe, or None if none of them is given."""
     need = {"--model-parameters": "parameters", "--response-tokens": "response_tokens", "--device": "device"}
     missing = [option for option, name in need.items() if getattr(arguments, name) is None]
     if len(missing) == len(need):
@@ -149,7 +149,7 @@ def _setting(arguments: argparse.Namespace) -> Setting | None:
 
 
 def _given(of: type[Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options that are called as the fields of a dataclass are."""
+    """The options named like the fields of a dataclass."""
     return {field.name: getattr(arguments, field.name) for field in fields(of) if hasattr(arguments, field.name)}
 
 
@@ -175,7 +175,7 @@ INTERVALS = ("seconds_per_step", "device_hours", "cost")
 
 
 def _row(a: Allocation, setting: Setting | None, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Values of one split by column; the learning rate and times only where the arguments ask for them."""
+    """Values of one split by column; the learning rate and times only if the arguments ask for them."""
     row: dict[str, Any] = {name: getattr(a, name) for name in COUNTS} | {"unused": arguments.rollouts - a.rollouts}
     if arguments.problems is not None:
         row["epochs"] = a.epochs(arguments.problems)
@@ -197,7 +197,7 @@ def _row(a: Allocation, setting: Setting | None, arguments: argparse.Namespace) 
 def _lines(
     rows: list[dict[str, Any]], reasons: list[str], setting: Setting | None, arguments: argparse.Namespace
 ) -> Iterable[str]:
-    """The splits, why others were left out, and what they cost, as lines."""
+    """The splits, why others were left out, and what the splits cost, as lines."""
     if arguments.cells or setting is not None or arguments.anchor is not None:
         header = ["B_p", "n", "batch", "steps", "rollouts", "unused"]
         header += [name.replace("_", " ") for name in ("epochs", "learning_rate", *INTERVALS) if name in rows[0]]

@@ -1,7 +1,7 @@
-"""``run``: a command followed by the log of its trainer, and ended in an orderly way before it goes over its budget.
+"""``run``: run a command, follow its trainer's log, and end the command in an orderly way before it exceeds its budget.
 
-``follow`` runs a ``Command`` in a session of its own; ``Charging`` charges a ledger with what its log says that it
-generated (``LiveLog``).
+``follow`` runs a ``Command`` in its own session. ``Charging`` reads from the log (``LiveLog``) what was generated, and
+charges it to a ledger.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from .show import budget_lines
 from .text import add_log_arguments, live_log, number, whole
 
 AT_BUDGET = 3
-"""Exit status where the command was ended at its budget."""
+"""Exit status if the command was ended at its budget."""
 SHORTEST, LONGEST, SHARE = 0.2, 5.0, 5
-"""Seconds between two looks at the log: at least and at most so many, and so many times what the last look took."""
+"""Seconds between looks at the log, least and most, and the wait as a multiple of the last look's duration."""
 
 
 def follow(command: Command, charging: Charging, *, silence: float) -> tuple[int, str]:
-    """Run a command until it ends or its next step does not fit.
+    """Run a command until it ends or its next step does not fit the budget.
 
     Args:
-        silence: Seconds without a new entry in the log after which a warning is said.
+        silence: Warn after this many seconds without a new log entry.
 
     Returns:
-        Its exit status, or the negative number of the signal that ended it; and why it was ended at its budget, or an
-        empty text.
+        The command's exit status, or minus the number of the signal that ended it; and why it was ended at its budget,
+        or an empty text.
 
     Raises:
-        BudgetError: Nothing was started, since nothing could be counted or no step fits; or the command was ended,
-            since its log cannot be counted or its ledger not written.
+        BudgetError: Nothing was started, because nothing could be counted or no step fits. Or the command was ended,
+            because its log cannot be counted or its ledger cannot be written.
     """
     if sys.platform == "win32":
         raise BudgetError("a command is followed on Linux and macOS only, since Windows has no process groups")
@@ -66,7 +66,7 @@ def follow(command: Command, charging: Charging, *, silence: float) -> tuple[int
             try:
                 outcome = _watch(command, charging, silence)
             except BaseException:
-                # Nobody would hold it to its budget any more.
+                # Otherwise nobody would hold the command to its budget.
                 while command.wait(SHORTEST) is None:
                     command.end()
                 raise
@@ -110,13 +110,13 @@ def _watch(command: Command, charging: Charging, silence: float) -> tuple[int, s
 
 
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-"""Signals that reach the command instead of the one who watches it."""
+"""Signals passed on to the command instead of ending the process that watches it."""
 
 
 class Command:
-    """A command, the processes of its group, and their orderly end by signals, whose names are in ``sent``.
+    """A command, the processes of its group, and their orderly end by signals; ``sent`` holds the names of those sent.
 
-    These are ``first``, after ``grace`` seconds SIGTERM, and after as many again SIGKILL.
+    The signals are ``first``, SIGTERM after ``grace`` seconds, and SIGKILL after another ``grace`` seconds.
     """
 
     def __init__(self, words: Sequence[str], *, first: signal.Signals, grace: float) -> None:
@@ -127,7 +127,7 @@ class Command:
         self._group = 0
 
     def start(self) -> None:
-        """Start it, with this process's input, output and environment."""
+        """Start the command with this process's input, output and environment."""
         try:
             self._process = subprocess.Popen(self.words, start_new_session=True)
         except (OSError, ValueError) as error:
@@ -135,14 +135,14 @@ class Command:
         self._group = self._process.pid
 
     def wait(self, seconds: float) -> int | None:
-        """Wait for its first process; returns its exit status, of a signal the negative number, or None if it runs."""
+        """Wait for the first process; return its exit status, minus a signal's number, or None if it still runs."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
     def end(self) -> None:
-        """Send the next signal of its end when its time has come."""
+        """Send the next signal once its time has come."""
         if self._left and time.monotonic() >= self._next:
             number = self._left.pop(0)
             self.sent.append(number.name)
@@ -150,7 +150,7 @@ class Command:
             self.send(number)
 
     def end_rest(self) -> None:
-        """End what the command left running: nothing would count what it goes on to generate."""
+        """End what the command left running, since nothing would count what it goes on to generate."""
         if not self.sent:
             self._left = [signal.SIGTERM, signal.SIGKILL]
         while self.runs():
@@ -160,29 +160,29 @@ class Command:
             time.sleep(SHORTEST)
 
     def send(self, number: int) -> bool:
-        """Send a signal to every process of its group that is left; returns whether it was started."""
+        """Send a signal to every remaining process of the group; return whether the command was started."""
         if self._group:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._group, number)
         return bool(self._group)
 
     def runs(self) -> bool:
-        """Return whether a process of its group is left, once the first one was waited for."""
+        """Return whether a process of the group remains, once the first one has been waited for."""
         try:
             os.killpg(self._group, 0)
         except ProcessLookupError:
             return False
         except PermissionError:
             return True
-        # Where nobody waits for orphans, as in many containers, they stay as zombies.
+        # Without a process that reaps orphans, as in many containers, they stay as zombies.
         return not Path("/proc/self/stat").exists() or _living(self._group)
 
 
 @contextmanager
 def passing_on(command: Command) -> Iterator[None]:
-    """Let signals to this process reach the command; those that this process ignores stay ignored (nohup).
+    """Pass signals to this process on to the command; those that this process ignores stay ignored (nohup).
 
-    What arrives before the command was started ends this process.
+    A signal that arrives before the command is started ends this process.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -208,7 +208,7 @@ def _living(group: int) -> bool:
     """Return whether a process group has a member that is not a zombie."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
-            # Its name, in brackets, may hold anything.
+            # The process's name, in brackets, may hold anything.
             state, _, of_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
             if int(of_group) == group and state not in "ZX":
                 return True
@@ -216,17 +216,17 @@ def _living(group: int) -> bool:
 
 
 LONGEST_CHARGED = 60.0
-"""Seconds for which device time is not charged."""
+"""Longest that device time stays uncharged, in seconds."""
 
 
 class Charging(Hook):
-    """Charges of what a command generated, from its log to its ledger.
+    """Charges a ledger with what a command generated, as its log reports it.
 
-    A log says only with its first entry after which step a command went on. The attempt begins in the ledger then.
+    Only the first log entry shows after which step a command resumed, so the attempt begins in the ledger then.
 
     Attributes:
-        last: Last step charged, or None before the log shows after which step the command went on.
-        interval: Steps from one entry of the log to the next, by the trainer's own count; 1 before two are charged.
+        last: Last step charged, or None before the log shows after which step the command resumed.
+        interval: Steps between log entries, by the trainer's own count; 1 before two are charged.
     """
 
     def __init__(
@@ -253,14 +253,14 @@ class Charging(Hook):
         self._starts: object = None
 
     def begin(self) -> None:
-        """Before the command starts: make sure that it can be counted, and that its next step may fit."""
+        """Before the command starts, check that it can be counted and that its next step may fit."""
         seen = self._live.look()
-        # What lies in the folder of a run that has not begun need not be a log.
+        # In the folder of a run that has not begun, a file need not be a log.
         if seen.problem and not seen.logs and (not self._new or Path(self._live.source).is_file()):
             raise BudgetError(seen.problem)
         self._before = {log.name: log for log in seen.logs}
         if self._live.trainer is not None:
-            # As far as a batch is known before anything is logged.
+            # The batch, as far as it is known before anything is logged.
             settings = settings_of(Log(name="the settings", rows=[]), self._shared, self._given)
             self._following = self._live.trainer.parse(settings).batch_rollouts or 1
             missing = foreseen(self._live.trainer, self._live.source, self._shared, self._given)
@@ -269,7 +269,7 @@ class Charging(Hook):
         progressed = self._progress(seen.logs[0]) if not self._new and len(seen.logs) == 1 else None
         if progressed is not None:
             self._following = progressed.following or self._following
-        # Where it will go on is not known yet, and with it what of the work up to here is used.
+        # The step to resume from is not known yet, so neither is how much of the work so far is used.
         refused = self.refusal() if self.limits.counted == "paid" or self._new else ""
         if refused:
             raise BudgetError(f"{self.path}: not even the next step fits, so nothing is started: {refused}")
@@ -281,7 +281,7 @@ class Charging(Hook):
         self._lock = Lock(self.path)
 
     def look(self, *, ended: bool = False) -> bool:
-        """Charge what the log shows by now, whole where the command has ended; returns whether there was any."""
+        """Charge what the log shows by now, or all of it if the command has ended; return whether anything was new."""
         if self._ledger is not None and self._seconds() > LONGEST_CHARGED * self.devices:
             self._charge_time()
         seen = self._live.look()
@@ -298,10 +298,10 @@ class Charging(Hook):
         log = self._with_beginning(ours[0])
         first, starts = self._first_new(log), (log.restarts, log.notes)
         if self.last is not None and log.restarts and self._starts != starts:
-            # The command started its trainer again.
+            # The command restarted its trainer.
             first = log.restarts[-1]
         if not seen.settled and ended:
-            # It may have been killed while it logged.
+            # It may have been killed while logging.
             with suppress(BudgetError):
                 return self._charge_new(log, first, starts)
         return self._charge_new(log if seen.settled else self._without_last(log), first, starts)
@@ -312,7 +312,7 @@ class Charging(Hook):
         return self.standing.admission(after + 1, self._following).reason
 
     def close(self) -> None:
-        """Charge the rest of the time, and close the ledger."""
+        """Charge the remaining time, and close the ledger."""
         if self._lock is not None and self._clock is not None:
             self.open("last")
         self._unlock()
@@ -323,12 +323,12 @@ class Charging(Hook):
             super().close()
 
     def standstill(self) -> str:
-        """Why nothing is charged, in words."""
+        """Why nothing is being charged, in words."""
         none = self._live.problem or f"{self._live.source} holds no entry of a trainer that is known"
         return none if self.last is None else f"the last entry is of step {self.last:,}"
 
     def _charge_new(self, log: Log, first: int, starts: object) -> bool:
-        """Charge what was logged from a step on; ``starts`` is what changes when the trainer is started again."""
+        """Charge what was logged from a step on; ``starts`` is what changes when the trainer is restarted."""
         if not log.rows:
             return False
         progressed = self._progress(log)
@@ -350,14 +350,14 @@ class Charging(Hook):
         return self._charge(progressed)
 
     def _charge(self, progressed: StepCounts) -> bool:
-        """Charge the steps after those that were charged, and return whether there was one."""
+        """Charge the steps after those already charged; return whether there were any."""
         before, logged = self.last or 0, 0
         for point in progressed.points:
             if point.step <= before:
                 logged = point.logged
                 continue
             used = self.ledger.used
-            # A log may make more certain, later on, how little was generated before.
+            # A log may later make it more certain how little was generated before.
             new = Counts(
                 rollouts=max(point.rollouts - used.rollouts, 0),
                 response_tokens=max(point.tokens - used.response_tokens, 0),
@@ -371,7 +371,7 @@ class Charging(Hook):
         return charged
 
     def _catch_up(self, progressed: StepCounts) -> None:
-        """Charge what is in the log and in no charge."""
+        """Charge what the log holds and no charge covers."""
         self.last = self._history.last_step
         self.open("last")
         self._charge(progressed)
@@ -383,7 +383,7 @@ class Charging(Hook):
         self.last, self._history = None, History.read(self.path)
 
     def open(self, resumed_from: int | Literal["last"]) -> Ledger:
-        """Begin an attempt after a step, in place of the lock that keeps other writers out until it is known."""
+        """Begin an attempt after a step, replacing the lock that kept other writers out until the step was known."""
         self._unlock()
         return super().open(resumed_from)
 
@@ -393,21 +393,21 @@ class Charging(Hook):
             self._lock = None
 
     def _with_beginning(self, log: Log) -> Log:
-        """A log with the beginning of its run, where an earlier attempt logged that to another or an older file."""
+        """The log with the beginning of its run added, if an earlier attempt logged it to another or older file."""
         old = self._before.get(log.name) or (next(iter(self._before.values())) if len(self._before) == 1 else None)
         if self._new or old is None or not old.rows or not log.rows or log.rows[0][0] <= old.rows[0][0]:
             return log
         return joined(old, log, self._reader())
 
     def _without_last(self, log: Log) -> Log:
-        """A log without its last entry, which may not be whole yet."""
+        """The log without its last entry, which may be incomplete."""
         needed = self._reader().layout.needed
         last = max((step for step, metrics in log.rows if any(map(needed.match, metrics))), default=0)
         rows = [(step, metrics) for step, metrics in log.rows if step < last]
         return replace(log, rows=rows, restarts=tuple(step for step in log.restarts if step < last))
 
     def _first_new(self, log: Log) -> int:
-        """First step that the command logged."""
+        """First step that this command logged."""
         old = self._before.get(log.name)
         if old is None:
             return 0
@@ -429,7 +429,7 @@ class Charging(Hook):
 
 
 def _mark(log: Log | None) -> tuple[object, ...]:
-    """Return what changes when more of a run is logged."""
+    """Return a value that changes when more of a run is logged."""
     return () if log is None else (len(log.rows), log.rows[-1:] and log.rows[-1][0], log.restarts, log.notes)
 
 
@@ -482,7 +482,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Follow the command, and sum up."""
+    """Follow the command, and print a summary."""
     charging = Charging(
         live_log(arguments.log, arguments),
         arguments.ledger,
@@ -499,7 +499,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         raise BudgetError(f"--signal is {arguments.signal}; it must be the name of a signal, such as SIGINT")
     command = Command(arguments.command, first=signal.Signals[name], grace=grace)
     status, why = follow(command, charging, silence=finite(arguments.silence, "--silence"))
-    # As a shell would have it: 128 plus a signal's number.
+    # Like a shell: 128 plus a signal's number.
     arguments.exit_status = AT_BUDGET if why else status if status >= 0 else 128 - status
     after = "before anything was logged" if charging.last is None else f"after step {charging.last:,}"
     how = f"status {status}" if status >= 0 else signal.Signals(-status).name
@@ -510,5 +510,5 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _say(text: str) -> None:
-    """Say something while the command runs, apart from what the command prints."""
+    """Print a message while the command runs, apart from the command's own output."""
     print(f"isocompute-budget: {printable(text)}", file=sys.stderr, flush=True)

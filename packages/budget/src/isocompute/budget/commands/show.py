@@ -1,4 +1,4 @@
-"""``show``: what ledgers hold, summed up."""
+"""``show``: sum up what ledgers hold."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _attempts(history: History) -> list[dict[str, Any]]:
-    """Of each attempt, the step that it went on after, and when and where it began."""
+    """For each attempt, the step it resumed after, and when and where it began."""
     names = ("resumed_from", "began", "host", "job")
     return [{name: getattr(attempt, name) for name in names} for attempt in history.attempts]
 
@@ -95,7 +95,7 @@ def _heading_lines(total: Account) -> Iterable[str]:
 
 
 def budget_lines(history: History) -> Iterable[str]:
-    """Say what was spent of each limit that is in force."""
+    """Say how much of each limit in force was spent."""
     if history.limits is None:
         return
     standing = Standing.of(history.limits, history.totals(), history.device_seconds)

@@ -1,4 +1,4 @@
-"""``signal``: the share of groups with signal by n, from a pass rate, its spread, or what a run logged."""
+"""``signal``: the share of groups with signal by n, from a pass rate, a distribution of pass rates, or a run's log."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Rates:
 
     Attributes:
         share: The share of groups of n that have signal.
-        said: What it rests on.
-        counted: The largest n for which it follows from counts alone; None where nothing was counted.
-        logged: Of parts of a run, its mean reward, the share with signal that it logged, and what the reward predicts:
-            the share of problems that are all alike, and of ones that spread as is assumed.
+        said: The evidence for it.
+        counted: The largest n for which the share follows from counts alone; None if nothing was counted.
+        logged: For parts of a run: the mean reward, the logged share with signal, and the share predicted from the
+            reward, first for identical problems and then for the assumed distribution of pass rates.
     """
 
     mean: float
@@ -120,7 +120,7 @@ def _of_mean(text: str, spread: float) -> Rates:
 
 
 Counts = list[tuple[float, int, int | None]]
-"""Of each kind of problem its pass rate, how many there are, and the responses with which the rate was measured."""
+"""For each kind of problem: its pass rate, the number of problems, and the responses that measured the rate."""
 
 
 def _of_counts(counts: Counts, where: str) -> Rates:
@@ -139,7 +139,7 @@ def _of_counts(counts: Counts, where: str) -> Rates:
         how = f"of {counted} responses to each; beyond n = {counted} shares are at least what is said, on average"
     return Rates(
         mean=average,
-        # A larger group has signal where a smaller one has.
+        # A larger group has signal whenever a smaller one has.
         share=lambda n: max(mean(n), mean(min(n, counted or n))),
         said=f"{where}: {problems:,} problems, mean pass rate {average:.3g}, {how}",
         counted=counted,
@@ -182,7 +182,7 @@ def _of_table(source: str) -> Rates:
 
 
 def _of_log(arguments: argparse.Namespace) -> Rates:
-    """What a log had, and the spread of pass rates that explains it."""
+    """The share that a log reports, and the distribution of pass rates that explains it."""
     source, given, live = arguments.log, dict(arguments.constants), live_log(arguments.log, arguments)
     log = only_log(live)
     if log is None:

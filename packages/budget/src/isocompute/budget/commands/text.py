@@ -1,4 +1,4 @@
-"""Numbers, tables and files of the commands."""
+"""Parsing of numbers, tables and files for the commands."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..trainers.registry import READERS, trainer
 
 
 def whole(text: str) -> int:
-    """A whole number, also as 2e6, 24_576 or 1M."""
+    """A whole number, also written as 2e6, 24_576 or 1M."""
     value = amount(text)
     if value > LARGEST:
         raise argparse.ArgumentTypeError(f"{shorten(text)} is not a whole number of at most {LARGEST}")
-    # Bounds come before arithmetic: 1e999999999 is a number that no memory holds, and 1e-999999999 becomes 0.
+    # Check bounds before arithmetic: 1e999999999 is a number that no memory holds, and 1e-999999999 becomes 0.
     possible = value >= -LARGEST and (value == 0 or abs(value) >= Decimal("1e-20"))
     if not possible or value != int(value):
         raise argparse.ArgumentTypeError(f"{shorten(text)} is not a whole number")
@@ -33,7 +33,7 @@ def whole(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """An amount that is not infinite: 0.5, 1e-6 or 2k."""
+    """A finite amount: 0.5, 1e-6 or 2k."""
     value = float(amount(text))
     if not isfinite(value):
         raise argparse.ArgumentTypeError(f"{shorten(text)} is not a finite number")
@@ -41,7 +41,7 @@ def number(text: str) -> float:
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them, such as 4,16,64; none has a comma in it."""
+    """Whole numbers separated by commas, such as 4,16,64; the numbers themselves contain no comma."""
     parts = text.split(",")
     if any(re.match(r"0\d", part.strip()) for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is a list with a comma between its numbers: leave out other commas")
@@ -52,7 +52,7 @@ def whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[str]:
-    """The lines of a table: the first column to the left, the others to the right, numbers with commas."""
+    """The lines of a table: first column left-aligned, the others right-aligned, numbers with commas."""
     cells = [list(header)]
     cells += [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -66,12 +66,12 @@ def _cell(value: object) -> str:
 
 
 def write_json(document: Any, path: Path) -> None:
-    """Write a document, whole or not at all."""
+    """Write a document atomically."""
     write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n", error=BudgetError)
 
 
 def add_log_arguments(parser: argparse._ActionsContainer, *, of_runs: bool = False) -> None:
-    """Add ``--trainer``, ``--config`` and ``--set``: whose log it is, and what it, or one of several runs, lacks."""
+    """Add ``--trainer``, ``--config`` and ``--set``: who wrote a log, and what it, or one of several runs, lacks."""
     parser.add_argument("--trainer", choices=READERS, help="whose log it is (default: as its metrics say)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration, where the log lacks it")
     kind, form = (assignment_of_run, "[RUN:]NAME=VALUE") if of_runs else (assignment, "NAME=VALUE")
@@ -80,16 +80,16 @@ def add_log_arguments(parser: argparse._ActionsContainer, *, of_runs: bool = Fal
 
 
 def live_log(source: str, arguments: argparse.Namespace) -> LiveLog:
-    """A log that may still be written, read as ``add_log_arguments`` say."""
+    """A log that may still be being written, read according to ``add_log_arguments``."""
     known = None if arguments.trainer is None else trainer(arguments.trainer)
     return LiveLog(source, known, step_column=dict(arguments.constants).get("step_column"))
 
 
 def only_log(live: LiveLog) -> Log | None:
-    """The one run that a source holds; None where no run of a trainer that is known is logged there.
+    """The one run in a source; None if it holds no run logged by a known trainer.
 
     Raises:
-        BudgetError: It holds several, or one that cannot be read.
+        BudgetError: The source holds several runs, or one that cannot be read.
     """
     logs = live.look().logs
     if len(logs) > 1:
@@ -102,7 +102,7 @@ def only_log(live: LiveLog) -> Log | None:
 
 def assignment_of_run(text: str) -> tuple[str, str, str]:
     """The parts of ``RUN:NAME=VALUE``; the run is empty for ``NAME=VALUE``."""
-    # A run's name may hold a colon or, as Hydra's folders do, an equals sign.
+    # A run's name may contain a colon or, like Hydra's folders, an equals sign.
     parts = re.fullmatch(r"(?s)(?:(?P<run>.+?):)?(?P<name>[^:=]+)=(?P<value>.*)", text)
     if not parts:
         raise argparse.ArgumentTypeError(f"{text!r} is neither NAME=VALUE nor RUN:NAME=VALUE")

@@ -1,1 +1,1 @@
-"""Counts of what was generated, kept in a file that survives crashes, summed up, and held against limits."""
+"""Counts of what was generated: stored in a crash-safe file, summed up, and checked against limits."""

@@ -1,4 +1,4 @@
-"""Counts of what was generated, and the cohorts that they fall into."""
+"""Counts of what was generated, and the cohorts that they belong to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 TRAINING_COHORTS = ("trained", "filtered", "stale", "unused", "failed")
-"""A partition of the rollouts generated for training, by what became of them; the budget is charged with its sum."""
+"""A partition of the training rollouts by what became of them; their sum is charged to the budget."""
 
 COHORTS = (*TRAINING_COHORTS, "eval", "pilot")
 """All cohorts; evaluations and pilots are counted apart and never charged to the training budget."""
@@ -26,7 +26,7 @@ TOKEN_COLUMNS = ("prompt_ids", "response_ids")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Rollouts and tokens that were generated. Counts add up with each other and with nothing else.
+    """Rollouts and tokens that were generated. Counts add only to counts.
 
     A step of 8 problems with 4 rollouts each, prompts of 10 tokens and answers of 15::
 
@@ -61,7 +61,7 @@ class Counts:
 
 
 def unchecked_counts(rollouts: int, prompt_tokens: int, response_tokens: int) -> Counts:
-    """Counts that are sums of counts: validated when those were made, and without an upper limit."""
+    """Counts that are sums of validated counts; they are not checked again and have no upper limit."""
     total = object.__new__(Counts)
     for name, number in zip(Counts.__slots__, (rollouts, prompt_tokens, response_tokens), strict=True):
         object.__setattr__(total, name, number)
@@ -69,11 +69,11 @@ def unchecked_counts(rollouts: int, prompt_tokens: int, response_tokens: int) ->
 
 
 def split(counts: Counts, shares: Sequence[int]) -> list[Counts]:
-    """Split counts in proportion to some shares, rounded so that the parts sum to the whole.
+    """Split counts in proportion to shares, rounded so that the parts sum to the whole.
 
     Args:
-        shares: Of each part, at least 1. Sums of the first parts are rounded down, so that the last part is never
-            empty where a count is not 0.
+        shares: One per part, each at least 1. Cumulative sums are rounded down, so the last part is never empty unless
+            the count is 0.
     """
     taken = list(accumulate(shares))
     until = [unchecked_counts(*(count * so_far // taken[-1] for count in counts.each)) for so_far in taken]
@@ -81,7 +81,7 @@ def split(counts: Counts, shares: Sequence[int]) -> list[Counts]:
 
 
 def charged_counts(charged: Mapping[str, Counts] | pl.DataFrame) -> Mapping[str, Counts]:
-    """Return a charge as counts by cohort: it is that, or a table as ``counts_by_cohort`` takes it."""
+    """Return a charge as counts by cohort; it is either that already, or a table as for ``counts_by_cohort``."""
     if not isinstance(charged, Mapping):
         return counts_by_cohort(charged)
     for unknown in (cohort for cohort in charged if cohort not in COHORTS):
@@ -90,7 +90,7 @@ def charged_counts(charged: Mapping[str, Counts] | pl.DataFrame) -> Mapping[str,
 
 
 def counts_by_cohort(rollouts: pl.DataFrame) -> dict[str, Counts]:
-    """Count the rollouts and the tokens of each cohort that occurs, in the order of ``COHORTS``.
+    """Count the rollouts and tokens of each cohort present, in the order of ``COHORTS``.
 
     Args:
         rollouts: One row per response: ``cohort`` (one of ``COHORTS``), ``prompt_ids`` and ``response_ids`` (lists of
@@ -99,7 +99,7 @@ def counts_by_cohort(rollouts: pl.DataFrame) -> dict[str, Counts]:
     Raises:
         BudgetError: A column is missing or of the wrong type, a cohort is null or unknown, or a list is null.
     """
-    # A run that charges plain counts does not need it.
+    # A run that charges plain counts does not need polars.
     import polars as pl
 
     if not isinstance(rollouts, pl.DataFrame):
@@ -121,7 +121,7 @@ def counts_by_cohort(rollouts: pl.DataFrame) -> dict[str, Counts]:
     cohorts = rollouts["cohort"].cast(pl.String)
     for row in (~cohorts.is_in(COHORTS)).arg_true()[:1]:
         raise BudgetError(f"row {row + 1} of the rollouts: {_no_cohort(cohorts[row])}")
-    # Lengths are unsigned 32-bit numbers, whose sum could overflow.
+    # Lengths are unsigned 32-bit numbers, so their sum could overflow.
     lengths = [pl.col(name).list.len().cast(pl.Int64).sum() for name in TOKEN_COLUMNS]
     sums = {cohort: counted for cohort, *counted in rollouts.group_by(cohorts).agg(pl.len(), *lengths).iter_rows()}
     return {cohort: unchecked_counts(*sums[cohort]) for cohort in COHORTS if cohort in sums}

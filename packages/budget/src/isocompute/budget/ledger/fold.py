@@ -1,24 +1,24 @@
-"""The tables of a ledger, and how attempts and charges change them: what survives, and what was paid for and lost.
+"""The tables of a ledger, and how attempts and charges change them: what survives, what was paid for, what was lost.
 
-``charges`` holds what was charged, in order, and nothing in it ever changes. ``sums`` (by step, cohort and attempt) and
+``charges`` holds every charge, in order; no row of it ever changes. ``sums`` (by step, cohort and attempt) and
 ``totals`` (by cohort) follow from it by these rules:
 
-* An attempt takes over the steps up to the one it resumes from. What the attempts before it charged to later steps is
-  lost at that moment and stays lost, whatever later attempts do.
-* A training charge (``TRAINING_COHORTS``) adds to its step, also to a step that was taken over: the update of such a
-  step is not done again, so the charge is a late one (rollouts that failed, say) and not a repetition.
-* An ``eval`` or ``pilot`` charge to a step that was taken over is a repetition (of the evaluation before the first
-  update, say, when a run starts again from nothing). When an attempt makes the first one, what the attempts before it
-  charged to that cohort of the step is lost; its further ones add.
-* What was generated once and is used in several steps (TRL updates ``num_iterations`` times, and
-  ``steps_per_generation`` may be several updates) is charged to all of them in proportion. An attempt that resumes in
-  the middle takes over the part of the steps that were taken. The rest is lost, as the trainer keeps no rollouts in its
-  checkpoints and generates anew, for as many steps from there on as ever. So C_used up to a step is the same for an
-  undisturbed run and for one that was killed anywhere, to the rounding of a part (none where the parts are whole
-  numbers), although the killed run generates at other steps from then on and pays for more.
-* When an attempt ends after a step, what it generated for later ones is lost, whether it was killed or not.
-* What was lost so, and comes back with a checkpoint, is charged again when its step is taken again, though it was
-  generated once: it is taken out of lost work, by a charge below 0.
+* An attempt takes over the steps up to the one it resumes from. What earlier attempts charged to later steps is lost at
+  that moment and stays lost, whatever later attempts do.
+* A training charge (``TRAINING_COHORTS``) adds to its step, even to a step that was taken over. The update of such a
+  step is not done again, so the charge is late (for example, failed rollouts) and not a repetition.
+* An ``eval`` or ``pilot`` charge to a step that was taken over is a repetition (for example, of the evaluation before
+  the first update when a run starts over). When an attempt makes its first such charge, what earlier attempts charged
+  to that cohort of the step is lost. The attempt's further charges add.
+* Rollouts that are generated once and used in several steps are charged to all of these steps in proportion. (TRL
+  updates ``num_iterations`` times, and ``steps_per_generation`` may be several updates.) An attempt that resumes in the
+  middle takes over the share of the steps already taken. The rest is lost, because the trainer keeps no rollouts in its
+  checkpoints: it generates anew, for as many steps as usual from there on. So C_used up to a step is the same for an
+  undisturbed run and for one that was killed anywhere, up to the rounding of a part (none if the parts are whole
+  numbers). The killed run generates at other steps from then on, and pays for more.
+* When an attempt ends after a step, what it generated for later steps is lost, whether it was killed or not.
+* Lost rollouts that a checkpoint restores are charged again when their step is taken again, although they were
+  generated once. A negative charge therefore removes them from lost work.
 
 So C_used never shrinks before an attempt ends, and canonical + lost is the sum of everything that was ever charged.
 """
@@ -33,9 +33,9 @@ from typing import Any
 from .counts import COHORTS, TRAINING_COHORTS, Counts, unchecked_counts
 
 COUNTED = ("rollouts", "prompt_tokens", "response_tokens")
-"""Columns that count, here and in the ``ledger`` table."""
+"""Columns of counts, here and in the ``ledger`` table."""
 _COUNTED = ", ".join(COUNTED)
-# A sum beyond 64 bits would silently become a float.
+# SQLite would silently turn a sum beyond 64 bits into a float.
 _COUNTS = ", ".join(f"{name} INTEGER NOT NULL CHECK (typeof({name}) = 'integer')" for name in COUNTED)
 _KEYS = {"sums": "lost, step, cohort, attempt", "totals": "lost, cohort"}
 
@@ -81,7 +81,7 @@ class Totals:
 
     @property
     def used(self) -> Counts:
-        """C_used: the training cohorts of the surviving attempts, which the budget is charged with."""
+        """C_used: the surviving attempts' training cohorts, which are charged to the budget."""
         return sum((self.canonical[cohort] for cohort in TRAINING_COHORTS), Counts())
 
     @property
@@ -91,24 +91,24 @@ class Totals:
 
     @property
     def paid_training(self) -> Counts:
-        """The training cohorts, survived or lost."""
+        """The training cohorts, surviving or lost."""
         return self.used + self.lost_training
 
     @property
     def paid(self) -> Counts:
-        """Everything generated: all cohorts, survived or lost."""
+        """Everything generated: all cohorts, surviving or lost."""
         return sum((*self.canonical.values(), *self.lost.values()), Counts())
 
 
 def begin(sql: sqlite3.Connection, resumed_from: int, *, began: str, host: str, job: str | None, salt: str) -> int:
-    """Begin an attempt, which takes over the steps up to ``resumed_from``; returns its number, from 1."""
+    """Begin an attempt that takes over the steps up to ``resumed_from``; return its number, from 1."""
     end(sql, resumed_from)
     origin = (resumed_from, began, host, job, salt)
     return int(sql.execute("INSERT INTO attempts VALUES (NULL, ?, ?, ?, ?, ?, 0)", origin).lastrowid or 0)
 
 
 def end(sql: sqlite3.Connection, step: int) -> None:
-    """End an attempt after a step: what was charged to later ones is lost."""
+    """End an attempt after a step: what was charged to later steps is lost."""
     _lose(sql, "step > ?", step)
     sql.execute("UPDATE run SET last_step = min(last_step, ?)", (step,))
 
@@ -116,7 +116,7 @@ def end(sql: sqlite3.Connection, step: int) -> None:
 def charge(
     sql: sqlite3.Connection, attempt: int, parts: Sequence[tuple[int, Mapping[str, Counts]]], device_seconds: float
 ) -> None:
-    """Charge steps, each with counts by cohort, to an attempt; the first may have none, and takes the device time."""
+    """Charge steps to an attempt, each with counts by cohort; the first may have none, and gets the device time."""
     rows = [(step, cohort, *c.each) for step, counts in parts for cohort, c in counts.items()]
     (first, counts), last = parts[0], parts[-1][0]
     recorded = rows if counts else [(first, None, 0, 0, 0), *rows]
@@ -136,9 +136,9 @@ def charge(
 
 
 def take_back(sql: sqlite3.Connection, attempt: int, step: int, rollouts: int) -> None:
-    """Take rollouts for training out of what was lost after a step, of the last attempts first.
+    """Remove training rollouts from what was lost after a step, starting with the last attempts.
 
-    Where a sum is taken in part, its tokens are in proportion. What nobody charged by its tokens is taken last.
+    If a sum is taken in part, its tokens are reduced in proportion. Charges of unknown tokens are taken last.
     """
     lost = sql.execute(
         f"SELECT step, cohort, attempt, {_COUNTED} FROM sums WHERE lost = 1 AND step > ? AND rollouts > 0 "
@@ -164,7 +164,7 @@ def totals(sql: sqlite3.Connection) -> Totals:
 
 
 def totals_of(rows: Iterable[tuple[Any, ...]]) -> Totals:
-    """Sum rows up: whether they are lost, their cohort, and what they count."""
+    """Sum up rows of: whether they are lost, their cohort, and their counts."""
     sums = [dict.fromkeys(COHORTS, Counts()) for _ in range(2)]
     for lost, cohort, *counted in rows:
         sums[lost][cohort] += unchecked_counts(*counted)

@@ -1,7 +1,7 @@
-"""The ledger of one run: what it generated, charge by charge, in a file with one writer, safe against crashes.
+"""The ledger of one run: every charge for what it generated, in a crash-safe file with one writer.
 
-``Ledger`` writes it: opened, it takes over what earlier attempts left. ``History`` reads it: which charges survived,
-and which were paid for and lost. ``Account`` joins several: survived + lost = paid.
+``Ledger`` writes the file and, when opened, takes over what earlier attempts left. ``History`` reads it: which charges
+survived, and which were paid for and lost. ``Account`` joins several ledgers: survived + lost = paid.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 MOST_SHARES = 256
-"""Most steps that share a charge."""
+"""Most steps that can share a charge."""
 
 LONGEST_RUN_ID = 1_000
 """Largest length of a run id, in bytes of UTF-8."""
 
 JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
-"""Where schedulers say which job a process belongs to."""
+"""Environment variables in which schedulers give a process's job."""
 
 
 class Ledger:
     """A record of everything that one run generated, charge by charge.
 
-    A charge is acknowledged (``charge`` returns) once it is on the disk, so that it survives a power cut.
+    A charge is acknowledged (``charge`` returns) once it is on disk, so it survives a power cut.
 
-    Open one with ``Ledger.open``; it may be charged from several threads of the process that opened it. A charge that
-    raised ``LedgerError`` was not made. One that was interrupted (by Ctrl-C, say) was made if it is in the file, and
-    the sums are always those of the file.
+    Open a ledger with ``Ledger.open``. Any thread of the process that opened it may charge it. A charge that raised
+    ``LedgerError`` was not made. An interrupted charge (for example, by Ctrl-C) was made if it is in the file, and the
+    sums are always those of the file.
 
-    What is under way is in no charge: a file beside it, ``run.ledger.dispatched``, holds how many rollouts all attempts
-    have dispatched for training, so that the next process charges as lost what a killed one had not charged.
+    Rollouts in flight are in no charge. A file beside the ledger, ``run.ledger.dispatched``, holds how many rollouts
+    all attempts have dispatched for training, so the next process can charge as lost what a killed one had not charged.
     """
 
     def __init__(self, opened: Store, run_id: str, attempt: int) -> None:
@@ -67,19 +67,19 @@ class Ledger:
     def open(cls, path: str | Path, *, run_id: str, resumed_from: int | Literal["last"] | None = None) -> Ledger:
         """Open a ledger for writing, and begin an attempt at its run.
 
-        What earlier attempts charged to steps after ``resumed_from`` becomes lost work, which is logged: as a warning
-        where it holds rollouts generated for training. What they charged up to it stays, unless this attempt evaluates
-        (or pilots) such a step again; then the repetition takes its place. ``fold`` has the rules.
+        What earlier attempts charged to steps after ``resumed_from`` becomes lost work. The loss is logged, as a
+        warning if it contains training rollouts. What they charged up to ``resumed_from`` stays, unless this attempt
+        repeats an evaluation or pilot of such a step; then the repetition replaces it. ``fold`` has the rules.
 
         Args:
             path: The file, created if it does not exist.
-            resumed_from: Last update step that is not done again: that of the checkpoint, 0 when the run starts from
-                its beginning, ``"last"`` for the last one in the ledger. May be left out while nothing was charged.
+            resumed_from: Last update step that is not done again: the checkpoint's step, 0 for a run that starts from
+                its beginning, or ``"last"`` for the last step in the ledger. May be omitted while nothing was charged.
 
         Raises:
-            LedgerError: The file is damaged, of another run, held by another writer or not writable, its file
-                system has no locks, or the ledger never reached the step resumed from; or there are charges, and
-                ``resumed_from`` was left out.
+            LedgerError: The file is damaged, belongs to another run, is held by another writer or cannot be written;
+                its file system has no locks; the ledger never reached the step resumed from; or there are charges and
+                ``resumed_from`` was omitted.
         """
         path = Path(path)
         try:
@@ -91,7 +91,7 @@ class Ledger:
         if resumed_from not in (None, "last"):
             resumed_from = whole(resumed_from, "resumed_from", least=0)
         if not path.exists():
-            # Left of a ledger that was removed.
+            # A leftover of a removed ledger.
             with suppress(OSError):
                 _dispatched(path).unlink()
         opened = Store.open(path)
@@ -105,12 +105,12 @@ class Ledger:
 
     @property
     def used(self) -> Counts:
-        """C_used: the training cohorts of the canonical ledger, cumulative."""
+        """C_used: the cumulative training cohorts of the canonical ledger."""
         return self.totals.used
 
     @property
     def lost(self) -> Counts:
-        """Generated for training, paid for, and lost when earlier attempts ended."""
+        """Rollouts generated for training, paid for, and lost when earlier attempts ended."""
         return self.totals.lost_training
 
     @property
@@ -120,7 +120,7 @@ class Ledger:
 
     @property
     def device_seconds(self) -> float:
-        """Device time charged so far, by all attempts: what was paid for, lost or not."""
+        """Device time charged so far by all attempts: what was paid for, lost or not."""
         return self._sums()[1]
 
     @property
@@ -138,9 +138,9 @@ class Ledger:
     ) -> None:
         """Record what was generated in a step; several charges to one step add up.
 
-        A step in which nothing was generated is recorded too, so that the run can resume after it.
+        A step that generated nothing is recorded too, so that the run can resume after it.
 
-        What is used in several steps is charged to all of them, in one record::
+        Rollouts used in several steps are charged to all of them, in one record::
 
             ledger.charge(5, {"trained": Counts(rollouts=64)}, shares=(1, 1, 1, 1))  # 16 to each of steps 5 to 8
             ledger.charge(9, {"trained": Counts(rollouts=64)}, shares=(3, 1))  # 48 to step 9 and 16 to step 10
@@ -148,14 +148,14 @@ class Ledger:
         Args:
             step: Update step, from 1; an evaluation is charged to the step it follows (0 before the first).
             charged: Counts by cohort (``COHORTS``), or a ``rollouts`` table whose column ``cohort`` says what became of
-                each response. A table without rows charges nothing, as no counts do.
-            shares: How much of it is used in ``step`` and each of the steps after it, all of which are reached with it.
-            device_seconds: Seconds times devices held. Kept beside the counts, and never in the ``ledger`` table,
-                which is the same on every machine.
+                each response. A table without rows charges nothing, like an empty mapping.
+            shares: Relative use in ``step`` and each following step. The charge marks all of these steps as reached.
+            device_seconds: Seconds times devices held. Stored beside the counts, never in the ``ledger`` table, which
+                is the same on every machine.
 
         Raises:
-            BudgetError: There is no such cohort, the table lacks a column, the step or the time is negative, or there
-                is no share or one below 1. Nothing was charged.
+            BudgetError: A cohort is unknown, the table lacks a column, the step or the time is negative, or ``shares``
+                is empty or has one below 1. Nothing was charged.
             LedgerError: The ledger is closed or used by another process, its file is gone, or the disk is full or
                 refuses to sync. Nothing was charged.
         """
@@ -170,18 +170,18 @@ class Ledger:
         self._store.write(f"the charge for step {step}", charging)
 
     def end(self, step: int) -> None:
-        """Record that the attempt ended after a step: what it generated for later ones is lost work."""
+        """Record that the attempt ended after a step: what it generated for later steps is lost work."""
         step = whole(step, "step", least=0)
         self._store.write("the end of the attempt", partial(fold.end, step=step))
 
     def reserve(self, rollouts: int) -> None:
-        """Note that so many rollouts for training are under way, before those of them that are new are dispatched."""
+        """Note how many training rollouts are in flight; call this before the new ones among them are dispatched."""
         dispatched = self.totals.paid_training.rollouts + rollouts
         with atomic_write(_dispatched(self.path), error=LedgerError) as stream:
             stream.write(f"{dispatched}\n".encode())
 
     def charge_lost(self, step: int, *, restored: int = 0) -> None:
-        """Charge, after a step, rollouts under way when a process died, but those that its checkpoint restored."""
+        """Charge, after a step, rollouts in flight when a process died, except those restored from the checkpoint."""
         lost = under_way(self.path, self.totals.paid_training, restored=restored)
         if lost:
             LOGGER.warning("%s: %d rollouts that a killed process dispatched count as lost", self.path, lost.rollouts)
@@ -189,16 +189,16 @@ class Ledger:
             self.end(step)
 
     def take_back(self, step: int, *, restored: int) -> None:
-        """Take out of lost work what a killed process had charged after a step, and its checkpoint brings back.
+        """Remove from lost work what a killed process charged after a step and its checkpoint restores.
 
-        It was generated once, and is charged again with its step. To be called after ``charge_lost``, with the same
-        arguments, before anything is charged; a second time changes nothing.
+        These rollouts were generated once, and are charged again with their step. Call this after ``charge_lost``, with
+        the same arguments, before anything is charged. A second call changes nothing.
 
         Args:
-            restored: Rollouts that the checkpoint brings back, of which those that nobody charged stay as they are.
+            restored: Rollouts that the checkpoint restores. Those among them that were never charged are left alone.
 
         Raises:
-            LedgerError: The ledger cannot be written, or the note of ``reserve`` not be read.
+            LedgerError: The ledger cannot be written, or the note of ``reserve`` cannot be read.
         """
         uncharged = under_way(self.path, self.totals.paid_training)
         if _dispatched(self.path).exists() and restored > uncharged.rollouts:
@@ -223,10 +223,10 @@ class Ledger:
         return self.history().lost_work()
 
     def close(self) -> None:
-        """Let another writer in. Closing twice does nothing; in a fork, it leaves the ledger to its parent.
+        """Let another writer in. Closing twice does nothing; a fork leaves the ledger to its parent.
 
         Raises:
-            LedgerError: The file is gone. It is closed all the same.
+            LedgerError: The file is gone. The ledger is closed all the same.
         """
         if self._closed is None:
             with suppress(LedgerError):
@@ -242,7 +242,7 @@ class Ledger:
         self.close()
 
     def _sums(self) -> tuple[Totals, float, int]:
-        """Totals, device time and last step in the file, or as they were when it was closed."""
+        """Totals, device time and last step in the file, or those at the time it was closed."""
         return self._closed or self._store.read(lambda sql: (fold.totals(sql), *_progress(sql)))
 
 
@@ -270,7 +270,7 @@ def _progress(sql: sqlite3.Connection) -> tuple[float, int]:
 def _begin(
     path: Path, run_id: str, resumed_from: int | Literal["last"] | None, sql: sqlite3.Connection
 ) -> tuple[int, int, Totals, Totals]:
-    """Begin an attempt; returns its number, the step that it goes on after, and the sums before and now."""
+    """Begin an attempt; return its number, the step it resumes after, and the sums before and now."""
     (of_run,) = sql.execute("SELECT run_id FROM run").fetchone()
     if of_run not in (None, run_id):
         raise LedgerError(f"{path}: is the ledger of run {of_run}, not of {run_id}")
@@ -290,7 +290,7 @@ def _begin(
 
 
 def _parts(step: int, counts: Mapping[str, Counts], shares: Sequence[int]) -> list[tuple[int, dict[str, Counts]]]:
-    """Split a charge into what it comes to in each of its steps."""
+    """Split a charge into its steps' parts."""
     if shares == (1,):
         return [(step, dict(counts))]
     shares = [whole(share, "a share", least=1) for share in shares]
@@ -300,12 +300,12 @@ def _parts(step: int, counts: Mapping[str, Counts], shares: Sequence[int]) -> li
     parts = [
         {cohort: of_steps[k] for cohort, of_steps in of_cohorts.items() if of_steps[k]} for k in range(len(shares))
     ]
-    # A step without a part is reached with those after it.
+    # A step without a part is reached along with those after it.
     return [(step + k, part) for k, part in enumerate(parts) if part or not k]
 
 
 def _step(path: Path, resumed_from: int | Literal["last"] | None, last: int, before: Totals, *, charged: bool) -> int:
-    """The step that an attempt goes on after."""
+    """The step that an attempt resumes after."""
     if resumed_from == "last":
         return last
     if resumed_from is None:
@@ -326,7 +326,7 @@ def _step(path: Path, resumed_from: int | Literal["last"] | None, last: int, bef
 
 
 def _tell_of_losses(path: Path, attempt: int, step: int, before: Totals, after: Totals) -> None:
-    """Log what becomes lost as an attempt begins; the budget is charged with training only."""
+    """Log what becomes lost when an attempt begins; a loss of training rollouts is a warning, since only they count."""
     lost = [sum(totals.lost.values(), Counts()).rollouts for totals in (before, after)]
     training = after.lost_training.rollouts - before.lost_training.rollouts
     other = lost[1] - lost[0] - training
@@ -344,10 +344,10 @@ class Attempt:
     """An attempt at a run.
 
     Attributes:
-        resumed_from: The last step that it took over from those before it.
+        resumed_from: The last step that it took over from earlier attempts.
         began: When, in UTC, to the second.
-        job: The scheduler's name of the job; None without a scheduler.
-        salt: Random, so that two runs that charge the same are not taken for copies of each other.
+        job: The scheduler's name for the job; None without a scheduler.
+        salt: Random, so that two runs with equal charges are not taken for copies of each other.
     """
 
     resumed_from: int
@@ -360,14 +360,14 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A ledger as it is read, at one moment.
+    """A ledger as read at one moment.
 
     Attributes:
-        limits: The limits last in force, or None when no meter was set on the ledger.
+        limits: The limits last in force, or None if no meter was set on the ledger.
         last_step: The last step that was reached and not rolled back, or 0.
         times: Attempt, step and device-seconds of the charges that took device time.
-        canonical: Rows of what survived, in the order of the ``ledger`` table and its columns.
-        lost: Rows of what was paid for and lost, with the attempt in addition.
+        canonical: Rows of what survived, with the columns and order of the ``ledger`` table.
+        lost: Rows of what was paid for and lost, with the attempt as an extra column.
     """
 
     where: str
@@ -387,11 +387,11 @@ class History:
 
     @property
     def resumed_from(self) -> tuple[int, ...]:
-        """For each attempt, the last step that it took over from those before it."""
+        """For each attempt, the last step that it took over from earlier attempts."""
         return tuple(attempt.resumed_from for attempt in self.attempts)
 
     def totals(self, *, resumed_from: int | None = None) -> Totals:
-        """Sums by cohort, of what survived and what was lost (``fold``), once an attempt goes on after a step."""
+        """Sums by cohort, surviving and lost (``fold``); ``resumed_from``: as if an attempt began after this step."""
         last = self.last_step if resumed_from is None else resumed_from
         kept = ((step > last, cohort, *counted) for _, step, cohort, *counted in self.canonical)
         lost = ((True, cohort, *counted) for _, _, cohort, *counted, _ in self.lost)
@@ -400,7 +400,7 @@ class History:
     def table(self) -> pl.DataFrame:
         """The ``ledger`` table: the canonical attempt of each step, sorted by its key.
 
-        It is the same however often the run was killed; a ledger without charges gives a table without rows.
+        It is the same however often the run was killed. A ledger without charges gives a table without rows.
         """
         return _table(self.canonical)
 
@@ -428,7 +428,7 @@ def _history(where: str, sql: sqlite3.Connection) -> History:
 
 
 def _table(rows: Sequence[tuple[Any, ...]], *more: str) -> pl.DataFrame:
-    """Rows as a table with the columns of ``ledger``, and more."""
+    """Rows as a table with the columns of ``ledger`` and extra ones."""
     import polars as pl
 
     from ..contract import tables
@@ -446,9 +446,9 @@ class Account:
 
     Attributes:
         ledger: The ``ledger`` table: the canonical attempts.
-        lost_work: The columns of the ``ledger`` table and ``attempt``: paid for and lost.
-        histories: The ledgers it was read from; a table that was read as such has none.
-        tables: The sources that were tables, which hold no lost work.
+        lost_work: What was paid for and lost: the columns of the ``ledger`` table and ``attempt``.
+        histories: The ledgers it was read from; a source that is a table has none.
+        tables: The sources that are tables, which hold no lost work.
     """
 
     ledger: pl.DataFrame
@@ -460,9 +460,9 @@ class Account:
         """Sum by ``cohort``, ``phase`` (training, eval, pilot), ``step`` or ``run``.
 
         Returns:
-            The group, then for ``rollouts``, ``prompt_tokens`` and ``response_tokens`` each the canonical
-            sum, ``lost_…`` and ``paid_…``. By step or run, ``eval`` and ``pilot`` rows are summed with the
-            rest, since they were paid for as well.
+            The group, then the canonical sum, ``lost_…`` and ``paid_…`` of each of ``rollouts``, ``prompt_tokens`` and
+            ``response_tokens``. By step or run, sums include ``eval`` and ``pilot`` rows, since they were paid for as
+            well.
         """
         import polars as pl
 
@@ -482,16 +482,16 @@ class Account:
 
 
 def account(sources: Sequence[str | Path]) -> Account:
-    """Read ledgers and ``ledger`` tables into one account, counting nothing twice.
+    """Read ledgers and ``ledger`` tables into one account that counts nothing twice.
 
     Args:
-        sources: Ledger files, folders of them (files that begin as a ledger does, or end in ``.ledger``),
-            and tables as ``tables.read`` takes them (Parquet, CSV, ``mlflow:EXPERIMENT``, ``runs:/RUN_ID``).
-            An earlier copy of a ledger next to it is left out.
+        sources: Ledger files, folders of them (files that begin like a ledger, or end in ``.ledger``), and tables as
+            for ``tables.read`` (Parquet, CSV, ``mlflow:EXPERIMENT``, ``runs:/RUN_ID``). An earlier copy of a ledger is
+            left out.
 
     Raises:
         LedgerError: A ledger is damaged, or two ledgers of one run differ.
-        TableError: A table is not what it should be, or two disagree about a charge.
+        TableError: A table does not match its schema, or two tables disagree about a charge.
     """
     from ..contract import tables
 
@@ -504,7 +504,7 @@ def account(sources: Sequence[str | Path]) -> Account:
             others.append(str(source))
     histories = [history for history in drop_copies(histories) if history.run_id]
     where = ", ".join(str(source) for source in sources)
-    # One frame of all runs: checking a thousand small tables one by one takes longer than reading them.
+    # Join all runs in one frame: checking a thousand small tables one by one takes longer than reading them.
     recorded = _table([row for history in histories for row in history.canonical])
     parts = [recorded] if len(recorded) else []
     parts += [tables.read(source, "ledger") for source in others]
@@ -520,12 +520,12 @@ def account(sources: Sequence[str | Path]) -> Account:
 
 
 def drop_copies(histories: Iterable[History]) -> list[History]:
-    """One history per run: of a ledger and an earlier copy of it, the longer one, so that nothing counts twice."""
+    """One history per run: the longer of a ledger and its earlier copy, so that nothing counts twice."""
     kept: dict[str, History] = {}
     for history in histories:
         other = kept.setdefault(history.run_id, history)
         shorter, longer = sorted((other, history), key=lambda h: (len(h.attempts), sum(a.charges for a in h.attempts)))
-        # Of an attempt, which has one writer, the copies differ in how far they go.
+        # An attempt has one writer, so copies of it differ only in length.
         pairs = zip(shorter.attempts, longer.attempts, strict=False)
         if any(ours.salt != theirs.salt or ours.charges > theirs.charges for ours, theirs in pairs):
             both = f"{shorter.where} and {longer.where} are both ledgers of run {history.run_id}"
@@ -535,7 +535,7 @@ def drop_copies(histories: Iterable[History]) -> list[History]:
 
 
 def _ledger_files(source: str | Path) -> list[Path]:
-    """The ledger files that a source names; none when it is a table."""
+    """The ledger files in a source; none if it is a table."""
     path = Path(source)
     if path.is_dir():
         found = (file for file in path.rglob("*") if file.is_file())
@@ -546,7 +546,7 @@ def _ledger_files(source: str | Path) -> list[Path]:
 
 
 def run_id_of(path: Path) -> str:
-    """The run of a ledger, or folder/name of the path of one that is not there yet."""
+    """The run id in a ledger, or folder/name of its path if it does not exist yet."""
     if path.exists() and (run_id := History.read(path).run_id):
         return run_id
     path = path.resolve()

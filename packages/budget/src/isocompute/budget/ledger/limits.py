@@ -1,4 +1,4 @@
-"""What stops a run at its budget: its limits, and how it stands against them, which admits or refuses a step."""
+"""The limits of a run, and its spending against them, which decides whether a step is admitted."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from .fold import Totals
 
 Counted = Literal["paid", "used"]
 LIMITS = ("rollouts", "response_tokens", "device_hours", "money", "price_per_device_hour", "counted")
-"""Names of what ``Limits.given`` takes."""
+"""Names that ``Limits.given`` accepts."""
 LIMITED = ("rollouts", "response_tokens", "device_seconds", "money")
-"""What ``Limits`` may limit, whole numbers first."""
+"""Quantities that ``Limits`` may limit, whole numbers first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The amounts that a run may use; None is no limit, and several limits may hold at once.
+    """The amounts that a run may use. None means no limit, and several limits may hold at once.
 
-    Rollouts and tokens are held against what was generated for training, never against evaluations and pilots. Device
-    time and money are held against everything that was paid, lost work and evaluations included: a bill has no cohorts.
+    Limits on rollouts and tokens apply to what was generated for training, never to evaluations and pilots. Limits on
+    device time and money apply to everything that was paid, including lost work and evaluations: a bill has no cohorts.
 
     Attributes:
         counted: What the limits on rollouts and response tokens count. ``"paid"``: what all attempts generated, so that
-            no number of restarts spends more. ``"used"``: what survives (C_used, the canonical ledger), for a run that
-            must end with the same steps however often it was killed; what it pays for is then not limited.
+            restarts cannot spend more. ``"used"``: what survives (C_used, the canonical ledger), for a run that must
+            end with the same steps however often it was killed; what it pays for is then not limited.
         rollouts: A run stops before the step that would exceed it.
-        response_tokens: A run stops after the step that reaches it, since a step's tokens are not known
-            before they are generated.
-        device_seconds: A run stops after the step that reaches it: seconds times devices held.
+        response_tokens: A run stops after the step that reaches it, since a step's tokens are not known before they are
+            generated.
+        device_seconds: A run stops after the step that reaches it. Seconds times devices held.
     """
 
     rollouts: int | None = None
@@ -53,7 +53,7 @@ class Limits:
 
     @classmethod
     def given(cls, *, device_hours: float | None = None, **limits: Any) -> Limits:
-        """Limits as they are given to a trainer, at least one: hours of devices, whole numbers also as 1e6."""
+        """Limits as given to a trainer, at least one: device time in hours, whole numbers also written as 1e6."""
         for name in LIMITED[:2]:
             value = limits.get(name)
             limits[name] = int(value) if isinstance(value, float) and value.is_integer() else value
@@ -63,14 +63,14 @@ class Limits:
         return given
 
     def require_one(self) -> None:
-        """Refuse to hold a run to nothing."""
+        """Refuse limits that limit nothing."""
         if all(getattr(self, name) is None for name in LIMITED):
             raise BudgetError("there is no limit to hold the run to: no rollouts, response_tokens, time or money")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Permission to take a step, true when it may be taken; otherwise ``reason`` says why not."""
+    """Permission to take a step; true if granted, otherwise ``reason`` says why not."""
 
     admitted: bool
     reason: str = ""
@@ -84,12 +84,12 @@ NOTHING = Counts()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A run's spending so far, by all of its attempts, against its limits.
+    """A run's spending so far, by all its attempts, against its limits.
 
     Attributes:
         used: C_used up to the last step taken.
-        ahead: Under way, or generated for later steps: used when they are taken, lost when they are not.
-        device_seconds: Device time of everything, evaluations included.
+        ahead: Rollouts in flight or generated for later steps: used when these steps are taken, lost otherwise.
+        device_seconds: Device time of everything, including evaluations.
     """
 
     limits: Limits
@@ -100,7 +100,7 @@ class Standing:
 
     @classmethod
     def of(cls, limits: Limits, totals: Totals, device_seconds: float) -> Standing:
-        """The standing by a ledger's sums."""
+        """The standing according to a ledger's sums."""
         return cls(limits=limits, used=totals.used, lost=totals.lost_training, device_seconds=device_seconds)
 
     @property
@@ -115,16 +115,16 @@ class Standing:
 
     @property
     def held(self) -> Counts:
-        """What counts against these limits once what is ahead is used."""
+        """What counts against these limits once the rollouts ahead are used."""
         return self.paid if self.limits.counted == "paid" else self.used + self.ahead
 
     @property
     def money(self) -> float:
-        """The price of the device time; 0 without one."""
+        """The price of the device time; 0 if no price is set."""
         return self.device_seconds * (self.limits.price_per_device_hour or 0.0) / 3600
 
     def metrics(self) -> dict[str, float]:
-        """Metrics for a trainer's log: rollouts used and paid for, and how far the nearest limit is used up."""
+        """Metrics for a trainer's log: rollouts used and paid for, and what is spent and left of the nearest limit."""
         limits, counted = self.limits, self.counted
         against = [
             (counted.rollouts, limits.rollouts),
@@ -145,11 +145,11 @@ class Standing:
         """Admit or refuse a step.
 
         Args:
-            rollouts: Rollouts that the step would generate for training; 0 in a step that goes on with what it has,
+            rollouts: Rollouts that the step would generate for training. 0 for a step that reuses earlier rollouts,
                 which only device time and money can refuse.
         """
         limits, taken, tokens = self.limits, self.held.rollouts, self.held.response_tokens
-        # Where nothing was lost, what was used and what was paid for are one.
+        # If nothing was lost, used and paid are the same.
         with_lost = limits.counted == "paid" and bool(self.lost)
         lost, lost_tokens = (f" ({n:,} of them lost)" if with_lost else "" for n in self.lost.each[::2])
         if limits.rollouts is not None and rollouts and taken + rollouts > limits.rollouts:

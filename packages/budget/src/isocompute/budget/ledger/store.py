@@ -1,8 +1,8 @@
-"""The file of a ledger: an SQLite database with one writer, and what SQLite does not see to by itself.
+"""The file of a ledger: an SQLite database with one writer, and the safeguards that SQLite lacks.
 
-Its journal is truncated, not a write-ahead log, which network file systems do not have, and each transaction is
-synced. Readers come and go; each waits for the other. SQLite keeps its locks for a transaction only and has no writer
-that stays, so a lock on a file beside the ledger (``run.ledger-lock``) keeps other writers out.
+It uses a truncated rollback journal, not a write-ahead log, which does not work on network file systems. Each
+transaction is synced. Readers and the writer wait for each other. SQLite holds its locks only for a transaction and has
+no permanent writer, so a lock on a file beside the ledger (``run.ledger-lock``) keeps other writers out.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from .fold import APPLICATION, SCHEMA, VERSION
 T = TypeVar("T")
 
 WAIT = 60.0
-"""Seconds for which another's lock on the file is waited for."""
+"""Seconds to wait for another process's lock on the file."""
 
 SYNCHRONOUS = "FULL"
-"""What is synced: all of a transaction, before it ends."""
+"""SQLite's sync level: all of a transaction is synced before it ends."""
 
 HEAD_BYTES = 72
 NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS})
 TAKEN = frozenset({errno.EACCES, errno.EAGAIN, errno.EDEADLK})
 
-# Held while SQLite is used and while a lock is taken: a fork in between would inherit half a transaction, and its end
-# would write the rest.
+# Held while SQLite is used and while a lock is taken: a fork in between would inherit half a transaction, and would
+# write the rest when it ends.
 _use = threading.RLock()
 _held: set[int] = set()
 
 
 def _leave_to_parent() -> None:
-    """In a fork: close what only the process that opened it may hold, or its lock would outlive it."""
+    """In a fork, close what only the opening process may hold; otherwise its lock would outlive it."""
     while _held:
         with contextlib.suppress(OSError):
             os.close(_held.pop())
@@ -52,7 +52,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Lock:
-    """The hold of its one writer on a ledger, which ends with the process."""
+    """The one writer's lock on a ledger, which ends with the process."""
 
     def __init__(self, path: Path) -> None:
         target = Path(os.path.realpath(path))
@@ -61,7 +61,7 @@ class Lock:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             while not self._taken():
-                # Whoever had it removed the file meanwhile.
+                # The previous holder removed the file meanwhile.
                 self._close()
         except BlockingIOError:
             raise LedgerError(f"{path}: another writer has this ledger open; stop that one first") from None
@@ -74,9 +74,9 @@ class Lock:
             ) from None
 
     def release(self) -> None:
-        """Let another writer in; in a fork, which has no part in it, nothing."""
+        """Let another writer in; in a fork, which does not own the lock, do nothing."""
         if os.getpid() == self._process:
-            # Before it is unlocked, or it would be another's.
+            # Remove the file before unlocking it: afterwards it could belong to another writer.
             with contextlib.suppress(OSError):
                 self._beside.unlink()
             _lock(self._handle, release=True)
@@ -100,9 +100,9 @@ class Lock:
 
 
 def _lock(handle: int, *, release: bool = False) -> None:
-    """Lock a file, of POSIX or of Windows, without waiting, or release it, also for the forks that hold it.
+    """Lock a file without waiting (POSIX or Windows), or release it, also for forks that hold it.
 
-    Another's lock is a ``BlockingIOError``, a file system without locks another ``OSError``.
+    A lock held by another process raises ``BlockingIOError``; a file system without locks raises another ``OSError``.
     """
     try:
         import fcntl
@@ -121,7 +121,7 @@ def _lock(handle: int, *, release: bool = False) -> None:
 
 
 class Store:
-    """A ledger that is open for writing.
+    """A ledger open for writing.
 
     Only the process that opened it may use it; its threads take turns.
     """
@@ -140,7 +140,7 @@ class Store:
         try:
             made = not os.path.lexists(os.path.realpath(path))
             if made:
-                # Whole at once, so that an empty file is never a ledger that is only beginning.
+                # Create it atomically, so that an empty file is never a ledger in the making.
                 whole = atomic_write(os.path.realpath(path), error=LedgerError, replace=False)
                 with whole as stream, contextlib.closing(sqlite3.connect(":memory:")) as sql:
                     sql.executescript(SCHEMA)
@@ -169,7 +169,7 @@ class Store:
             if self._writing:
                 raise LedgerError(f"{self.path}: {what} comes from a signal's handler, in the middle of another charge")
             self._check_path()
-            # What an interruption of an interruption left.
+            # A leftover of an interruption during an interruption.
             _roll_back(sql)
             self._writing = True
             try:
@@ -188,10 +188,10 @@ class Store:
     def close(self, *, abandon: bool = False) -> None:
         """Let another writer in. Closing twice does nothing; a fork has nothing to close.
 
-        A file that is gone is an error, if that was not said yet, and closed all the same.
+        If the file is gone, the store is closed and an error is raised, unless it was already reported.
 
         Args:
-            abandon: Whether to remove a file that was created, since nothing was written to it.
+            abandon: Whether to remove a newly created file, since nothing was written to it.
         """
         if os.getpid() != self._process or self._sql is None:
             return
@@ -200,7 +200,7 @@ class Store:
                 if not self._gone:
                     self._check_path()
                     with contextlib.suppress(sqlite3.Error):
-                        # The journal is removed with this.
+                        # This removes the journal.
                         self._sql.execute("PRAGMA journal_mode = DELETE")
             finally:
                 sql, self._sql = self._sql, None
@@ -229,9 +229,9 @@ class Store:
 
 
 def read(path: Path, act: Callable[[sqlite3.Connection], T]) -> T:
-    """Read a ledger as it is at one moment; a run may be charging it at the same time.
+    """Read a ledger as it is at one moment; a run may be charging it meanwhile.
 
-    What a killed process left half-done is undone first.
+    Transactions that a killed process left unfinished are rolled back first.
     """
     with _use:
         sql = _connected(path)
@@ -245,9 +245,9 @@ def read(path: Path, act: Callable[[sqlite3.Connection], T]) -> T:
 
 
 def is_ledger(path: Path) -> bool:
-    """Return whether a file begins as a ledger does."""
+    """Return whether a file begins like a ledger."""
     try:
-        # A process that closes a file ends the locks that SQLite holds on it for this process.
+        # When a process closes a file, it loses the locks that SQLite holds on that file.
         with _use, path.open("rb") as stream:
             head = stream.read(HEAD_BYTES)
     except OSError as error:
@@ -256,7 +256,7 @@ def is_ledger(path: Path) -> bool:
 
 
 def _connected(path: Path, *, writes: bool = False) -> sqlite3.Connection:
-    """Open a ledger; also for a reader so that it can undo what was left half-done."""
+    """Open a ledger; a reader may write too, so that it can roll back an unfinished transaction."""
     _check_file(path)
     sql = None
     try:
@@ -287,7 +287,7 @@ def _connected(path: Path, *, writes: bool = False) -> sqlite3.Connection:
 
 
 def _roll_back(sql: sqlite3.Connection) -> None:
-    """End a transaction, if one is open; one that cannot be undone now is when the file is opened again."""
+    """End an open transaction; if it cannot be rolled back now, that happens when the file is next opened."""
     if sql.in_transaction:
         with contextlib.suppress(sqlite3.Error):
             sql.execute("ROLLBACK")
@@ -315,7 +315,7 @@ def _is_at(path: Path, identity: tuple[int, int]) -> bool:
 
 
 def _said(path: Path, error: sqlite3.Error) -> str:
-    """What an error of SQLite means, in words."""
+    """The meaning of an SQLite error, in words."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_BUSY"):
         return f"another program has held a lock on it for {WAIT:g} seconds; end what reads or copies it"

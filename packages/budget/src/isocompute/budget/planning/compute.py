@@ -1,10 +1,9 @@
-"""A budget's arithmetic: its split C = B_p · n · M, and rollouts as tokens, FLOPs, device time, memory and money.
+"""The arithmetic of a budget: its split C = B_p · n · M, and rollouts as tokens, FLOPs, device time, memory and money.
 
-The rules: 2·N FLOPs for each token prefilled or generated, and 6·N for each token trained on, where N is the number
-of parameters that a token passes through (of a mixture of experts, the active ones). The attention term, for L
-layers of width d, is added: a causal pass over positions a to b costs 2·L·d·(b² − a²), and three times that in
-training. Where the engine keeps the prompt of a group, n responses share one prefill; the trainer is not assumed to
-share anything.
+A token that is prefilled or generated costs 2·N FLOPs, and a token trained on costs 6·N. N is the number of parameters
+that a token passes through (in a mixture of experts, the active ones). Attention adds, for L layers of width d,
+2·L·d·(b² − a²) for a causal pass over positions a to b, and three times that in training. If the engine caches a
+group's prompt, its n responses share one prefill; the trainer is not assumed to share anything.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ Scaling = Literal["sqrt", "linear", "constant"]
 class Allocation:
     """One way of spending a budget of C = B_p · n · M rollouts.
 
-    ``Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=768)`` generates batches of 32
-    rollouts and 24,576 rollouts in all.
+    ``Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=768)`` generates batches of 32 rollouts,
+    24,576 rollouts in all.
 
     Attributes:
         problems_per_batch: B_p, problems sampled at every step.
@@ -63,11 +62,11 @@ class Allocation:
         return self.batch_rollouts * self.update_steps
 
     def epochs(self, problems: int) -> float:
-        """Visits to each of ``problems`` training problems, B_p · M / D."""
+        """Visits to each of ``problems`` training problems: B_p · M / D."""
         return self.problems_per_batch * self.update_steps / whole(problems, "problems", least=1)
 
     def learning_rate(self, *, anchor: float, anchor_batch: int, scaling: Scaling = "sqrt") -> float:
-        """The learning rate for this batch, from one that was measured at another.
+        """The learning rate for this batch, scaled from one measured at another batch size.
 
         Args:
             scaling: ``sqrt`` is anchor · √(B / anchor_batch), the rule of the IsoCompute Playbook
@@ -94,7 +93,7 @@ class Constraints:
         rollouts: C, the budget.
         max_batch: B_max, most rollouts in a batch.
         rollouts_per_problem: Values of n to consider; empty takes the powers of two from 2.
-        problems_per_batch: Values of B_p to consider; empty takes the powers of two from 8, where there are any.
+        problems_per_batch: Values of B_p to consider; empty takes the powers of two from 8, if there are any.
         problems: D, problems in the training set, or None.
         max_epochs: Most visits to each problem, B_p·M / D; needs ``problems``.
     """
@@ -129,7 +128,7 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """One split that is not feasible: the limit that it exceeds, in words for all that exceed it, and the numbers."""
+    """An infeasible split: the limit it exceeds, the words shared by all splits that exceed it, and the numbers."""
 
     problems_per_batch: int
     rollouts_per_problem: int
@@ -138,7 +137,7 @@ class LeftOut:
 
 
 def grid(constraints: Constraints) -> tuple[list[Allocation], list[LeftOut]]:
-    """The feasible splits, by B_p and n, each with as many steps as the budget pays for; and the others."""
+    """The feasible splits by B_p and n, each with as many steps as the budget pays for; and the infeasible ones."""
     pairs = product(constraints.problems_per_batch, constraints.rollouts_per_problem)
     checked = [_check(constraints, problems, n) for problems, n in pairs]
     return [s for s in checked if isinstance(s, Allocation)], [s for s in checked if isinstance(s, LeftOut)]
@@ -167,7 +166,7 @@ def _check(limits: Constraints, problems: int, n: int) -> Allocation | LeftOut:
 
 
 SPREAD = 0.25
-"""Relative uncertainty of mean lengths that is assumed unless one is given."""
+"""Relative uncertainty of mean lengths that is assumed by default."""
 
 LONGEST = 10**9
 """The largest mean response accepted, in tokens."""
@@ -175,7 +174,7 @@ LONGEST = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An amount that is not known exactly, in the unit of what returns it, and the sentences that it rests on."""
+    """An uncertain amount, in the unit of the function that returns it, and the assumptions behind it, as sentences."""
 
     low: float
     likely: float
@@ -184,13 +183,13 @@ class Interval:
 
     @classmethod
     def of(cls, amounts: Iterable[float], *assumptions: str) -> Interval:
-        """The interval of a low, a likely and a high amount, each assumption once."""
+        """The interval of a low, a likely and a high amount; repeated assumptions are kept once."""
         low, likely, high = amounts
         return cls(low=low, likely=likely, high=high, assumptions=tuple(dict.fromkeys(assumptions)))
 
     @classmethod
     def sure(cls, amount: float) -> Interval:
-        """An amount that is known."""
+        """An amount known exactly."""
         return cls.of([amount] * 3)
 
     @property
@@ -199,16 +198,16 @@ class Interval:
         return self.low, self.likely, self.high
 
     def over(self, rates: Sequence[float], *assumptions: str) -> Interval:
-        """The time that it takes at a low, a likely and a high rate, and what these assume."""
+        """The time for this amount at a low, a likely and a high rate, with the assumptions of these rates."""
         # The low amount at the high rate.
         return Interval.of(map(truediv, self.amounts, reversed(rates)), *self.assumptions, *assumptions)
 
     def __add__(self, other: Interval) -> Interval:
-        """The sum, as wide as if both were off in the same direction."""
+        """The sum, as wide as if both errors had the same sign."""
         return Interval.of(map(add, self.amounts, other.amounts), *self.assumptions, *other.assumptions)
 
     def times(self, factor: float, *assumptions: str) -> Interval:
-        """The interval in another unit, and what the factor assumes."""
+        """The interval in another unit, with the assumptions of the factor."""
         return Interval.of((amount * factor for amount in self.amounts), *self.assumptions, *assumptions)
 
 
@@ -217,12 +216,12 @@ class Model:
     """The size of a policy.
 
     Attributes:
-        parameters: All parameters, which the devices hold.
-        active_parameters: N, those that a token passes through: fewer in a mixture of experts; None for all.
+        parameters: All parameters; the devices hold all of them.
+        active_parameters: N, the parameters that a token passes through: fewer in a mixture of experts; None for all.
         layers: L, for the attention term; None leaves the term out, which is listed as an assumption.
         width: d, size of the hidden state, for the attention term.
         vocabulary: Size of the vocabulary, for the memory of the logits and a head in float32.
-        kv_values: Values that an engine keeps of a token in each layer; None for keys and values as wide as the model.
+        kv_values: Values that an engine caches per token and layer; None for keys and values as wide as the model.
     """
 
     parameters: int
@@ -248,11 +247,11 @@ class Model:
 
     @property
     def head(self) -> int:
-        """Parameters of the output head; 0 where the width or the vocabulary is not known."""
+        """Parameters of the output head; 0 if the width or the vocabulary is unknown."""
         return (self.vocabulary or 0) * (self.width or 0)
 
     def attention(self, begin: float, end: float) -> float:
-        """FLOPs of attention in a forward pass over some positions, 2·L·d·(end² − begin²); 0 without L and d."""
+        """FLOPs of attention in a forward pass over a range of positions, 2·L·d·(end² − begin²); 0 without L and d."""
         if self.layers is None or self.width is None:
             return 0.0
         return 2.0 * self.layers * self.width * (end**2 - begin**2)
@@ -263,9 +262,9 @@ class Lengths:
     """Assumed lengths of prompts and responses.
 
     Attributes:
-        response_tokens: Mean response when training begins.
-        growth: Mean response at the end over that at the beginning; linear in between.
-        spread: Relative uncertainty of the mean over the run.
+        response_tokens: Mean response length when training begins.
+        growth: Ratio of the mean response length at the end to that at the beginning; linear in between.
+        spread: Relative uncertainty of the mean length over the run.
     """
 
     prompt_tokens: float = 0.0
@@ -286,7 +285,7 @@ class Lengths:
 
     @property
     def mean_response(self) -> float:
-        """Mean response over the run, tokens."""
+        """Mean response length over the run, in tokens."""
         return self.response_tokens * (1 + self.growth) / 2
 
     @property
@@ -300,12 +299,12 @@ class Lengths:
 
     @property
     def means(self) -> tuple[float, float, float]:
-        """Low, likely and high mean response over the run, tokens."""
+        """Low, likely and high mean response length over the run, in tokens."""
         low, likely, high = (self.mean_response * (1 + off) for off in (-self.spread, 0, self.spread))
         return low, likely, high
 
     def tokens_of(self, rollouts: int) -> Interval:
-        """Response tokens of a number of rollouts, as uncertain as their mean length."""
+        """Response tokens of this many rollouts, as uncertain as their mean length."""
         return Interval.of((round(rollouts * mean) for mean in self.means), self.assumption)
 
 
@@ -317,10 +316,10 @@ class Device:
     """An accelerator.
 
     Attributes:
-        peak: Dense bfloat16 FLOP/s, from its data sheet, as the others.
+        peak: Dense bfloat16 FLOP/s. All values are from the data sheet.
         float32: FLOP/s in float32, without TF32.
         memory: Bytes.
-        bandwidth: Of the memory, bytes/s.
+        bandwidth: Memory bandwidth, bytes/s.
     """
 
     name: str
@@ -353,7 +352,7 @@ def device(name: str) -> Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utilisation:
-    """Low, likely and high shares of a device's peak (model FLOPs utilisation): assumed unless they were measured."""
+    """Low, likely and high shares of a device's peak (model FLOPs utilisation): assumed unless measured."""
 
     generation: tuple[float, float, float] = (0.05, 0.15, 0.3)
     training: tuple[float, float, float] = (0.25, 0.35, 0.5)
@@ -367,14 +366,14 @@ class Utilisation:
 
 
 HEAD = (0.6, 0.85, 0.95)
-"""Low, likely and high share of ``Device.float32`` that a head reaches; 0.89 was measured on an H100."""
+"""Low, likely and high share of ``Device.float32`` that an output head reaches; 0.89 was measured on an H100."""
 
 
 def seconds(flops: Interval, on: Device, shares: tuple[float, float, float], doing: str) -> Interval:
-    """Device-seconds of a number of FLOPs.
+    """Device-seconds for a number of FLOPs.
 
     Args:
-        shares: Low, likely and high share of its peak that is reached.
+        shares: Low, likely and high share of the device's peak.
         doing: The phase (sampling or training), for the wording of the assumption.
     """
     slow, likely, fast = shares
@@ -384,19 +383,19 @@ def seconds(flops: Interval, on: Device, shares: tuple[float, float, float], doi
 
 
 def head_seconds(flops: Interval, on: Device) -> Interval:
-    """Device-seconds of a number of FLOPs of an output head in float32."""
+    """Device-seconds for a number of FLOPs in a float32 output head."""
     return seconds(flops, replace(on, peak=on.float32), HEAD, "a head in float32")
 
 
 def price(device_seconds: Interval, per_hour: float, currency: str = "USD") -> Interval:
-    """Money for device time, in the currency of the price per device-hour."""
+    """The cost of device time, in the currency of the price per device-hour."""
     per_hour = finite(per_hour, "the price of a device-hour", zero=True)
     return device_seconds.times(per_hour / 3600, f"{per_hour:,.2f} {currency} per device-hour")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on one device while training, roughly.
+    """Approximate memory of one device while training, in bytes.
 
     Attributes:
         state: Weights, gradients and Adam's moments, 16 bytes per parameter, sharded over the devices (FSDP, ZeRO-3).
@@ -419,7 +418,8 @@ class Estimate:
     """The cost of generating rollouts and training on all of them, in device-seconds.
 
     Attributes:
-        flops: FLOPs of prefill and sampling, of the trainer's passes, and of a head in float32, which is in neither.
+        flops: FLOPs of prefill and sampling, of the trainer's passes, and of a float32 head, which the first two
+            exclude.
     """
 
     flops: tuple[Interval, Interval, Interval]
@@ -428,22 +428,22 @@ class Estimate:
 
     @property
     def time(self) -> Interval:
-        """Device-seconds of both together."""
+        """Device-seconds of sampling and training together."""
         return self.sampling + self.training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A model, its lengths, and the device that it is trained on.
+    """A model, its lengths, and the device that trains it.
 
     Attributes:
-        tokens_per_second: Measured throughput of one device in response tokens per second; replaces the assumption
-            about utilisation while sampling.
-        extra_forwards: Further forward passes of the trainer over each token: 1 for a reference policy, 1 for
-            log-probabilities computed again.
+        tokens_per_second: Measured throughput of one device in response tokens per second; replaces the assumed
+            utilisation while sampling.
+        extra_forwards: Additional forward passes of the trainer over each token: 1 for a reference policy, 1 for
+            recomputing log-probabilities.
         shared_prompt: Whether the engine prefills a prompt once for its n responses (prefix caching).
-        float32_head: Whether the trainer's output head multiplies in float32: four products of 2·V·d FLOPs for each
-            token, since logits are computed again in the backward pass.
+        float32_head: Whether the trainer's output head multiplies in float32: four products of 2·V·d FLOPs per token,
+            since the backward pass computes the logits again.
     """
 
     model: Model
@@ -467,7 +467,7 @@ class Setting:
             )
 
     def estimate(self, rollouts: int, *, rollouts_per_problem: int = 1) -> Estimate:
-        """Estimate what generating rollouts, of which n share a prompt, and training on all of them costs."""
+        """Estimate the cost of generating rollouts, with n per prompt, and of training on all of them."""
         n = whole(rollouts_per_problem, "rollouts_per_problem", least=1)
         model, prompt, forwards = self.model, self.lengths.prompt_tokens, self.extra_forwards
         head = model.head if self.float32_head else 0
@@ -494,7 +494,7 @@ class Setting:
         return Estimate(flops=(generation, passes, in_head), sampling=sampling, training=training)
 
     def memory(self, *, world_size: int, micro_batch: int = 1) -> Memory:
-        """Memory of one device (bytes) in a sharded trainer that holds an engine; without a shape, no activations."""
+        """Memory of one device (bytes) in a sharded trainer with an engine; no activations if the shape is unknown."""
         world, model = whole(world_size, "world_size", least=1), self.model
         tokens = (self.lengths.prompt_tokens + self.lengths.means[-1]) * micro_batch
         per_token = 2 * (model.layers or 0) * (model.width or 0) + 4 * (model.vocabulary or 0)

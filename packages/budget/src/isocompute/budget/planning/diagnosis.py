@@ -1,7 +1,8 @@
-"""What became of a run, by what its log shows and by thresholds that are said here.
+"""Diagnosis of a run from its log, by the thresholds given here.
 
-A level is a mean over a window of an eighth of the entries, at least three. Its noise is taken from how much windows
-beside each other differ, once a fall that is to be judged is taken out, so that it holds whatever makes entries alike.
+A level is the mean over a window of an eighth of the entries, at least three. Its noise is estimated from the
+differences between adjacent windows, after the fall to be judged is removed. So the estimate holds for correlated
+entries, whatever correlates them.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ from statistics import fmean, median
 from .signal import share_alike
 
 LEAST_ENTRIES = 12
-"""Fewer entries hold fewer than four windows."""
+"""With fewer entries there are fewer than four windows."""
 FALL = 7.0
-"""A fall is more than so many times the noise of a level. Chance alone puts the highest of 8 levels above the last by 3
-noises, and the noise is an estimate from few: simulated_runs.py of the tests counts the healthy runs said to fall."""
+"""A fall exceeds this many times the noise of a level. Chance alone puts the highest of 8 levels above the last by 3
+noises, and the noise is estimated from few windows: simulated_runs.py of the tests counts the healthy runs that are
+said to fall."""
 LOST, OF_PEAK = 0.5, 0.25
-"""A collapse loses this share of what had been gained, and this share of the peak; less is a fall."""
+"""A collapse loses this share of the gain so far, and this share of the peak; a smaller loss is a fall."""
 LITTLE, SLIGHT = 0.25, 0.02
-"""Nobody acts on less than this share of a run's whole gain, or than so much of a success rate."""
+"""Changes below this share of a run's whole gain, or below this much of a success rate, do not matter."""
 LITTLE_SIGNAL = 0.2
-"""Groups with signal: below, five groups are paid for one that trains, and the batch is a fifth of what is set."""
+"""Share of groups with signal. Below it, five groups are paid for one that trains: a fifth of the batch that is set."""
 JUMP = 3.0
-"""Medians of three entries of a gradient norm or an entropy stay within a factor of 1.7 of the usual in docs/trl."""
+"""In docs/trl, medians of three entries of a gradient norm or an entropy stay within a factor of 1.7 of the usual."""
 SOLVED = 0.98
-"""A success rate above which nothing is left to gain."""
+"""Success rate above which nothing is left to gain."""
 REPEATED = 2.0
-"""Epochs: before the third pass a problem has not been seen often enough to be learnt by heart."""
+"""Epochs: before the third pass, a problem has not been seen often enough to be memorised."""
 
 Series = Sequence[tuple[int, float]]
 """Values by step."""
@@ -44,8 +46,8 @@ class Course:
         training: Mean reward of each step's responses.
         evaluations: Mean score of each evaluation.
         evaluation_error: Standard error of an evaluation's score by its number of responses; 0 where unknown.
-        without_signal: Share of groups whose rewards are all equal.
-        others: KL, gradient norm, entropy and clip fraction by these names, as far as they are logged.
+        without_signal: Share of groups whose rewards are all equal, by step.
+        others: KL, gradient norm, entropy and clip fraction under these names, if they are logged.
         rates: Whether rewards are success rates.
         epochs: Passes over the training problems.
     """
@@ -65,11 +67,11 @@ class Trend:
     """Levels of a series.
 
     Attributes:
-        state: ``collapsed``, ``fell``, ``rising``, ``plateaued``, ``never rose``, or ``unclear`` where noise hides it.
+        state: ``collapsed``, ``fell``, ``rising``, ``plateaued``, ``never rose``, or ``unclear`` if noise hides it.
         noise: Standard deviation of a level.
-        peak_at: Steps of the highest window; those of the last one are ``last_at``.
+        peak_at: Steps of the highest window; ``last_at`` has those of the last one.
         gain: Change over the last half, with its standard error.
-        fell_at: First step from which on it stays below the middle of peak and end; None where it has not fallen.
+        fell_at: First step after which the series stays below the midpoint of peak and end; None if it has not fallen.
     """
 
     state: str
@@ -85,10 +87,10 @@ class Trend:
 
 
 def trend(series: Series, error: float = 0.0) -> Trend | None:
-    """The levels of a series; None where it has too few entries.
+    """The levels of a series; None if it has too few entries.
 
     Args:
-        error: Standard error of each value, where it is known; the noise is at least what follows from it.
+        error: Standard error of each value, if known; it sets a lower bound on the noise.
     """
     steps, values = [step for step, _ in series], [value for _, value in series]
     if len(values) < LEAST_ENTRIES:
@@ -100,7 +102,7 @@ def trend(series: Series, error: float = 0.0) -> Trend | None:
     drop, gained = peak - end, peak - start
     below = 1 + max((k for k, value in enumerate(values) if value >= (peak + end) / 2), default=0)
     whole = _levels([value + drop * (k >= below) for k, value in enumerate(values)], size)
-    # Second differences have no linear trend; of normal values the median of their size is 0.6745 √6 of a deviation.
+    # Second differences cancel a linear trend; for normal values, their median size is 0.6745 √6 standard deviations.
     beside = zip(whole, whole[size:], whole[2 * size :], strict=False)
     noise = max(median(abs(a - 2 * b + c) for a, b, c in beside) / 0.6745 / sqrt(6), error / sqrt(size))
     gain = 2 * (fmean(values[-quarter:]) - fmean(values[-2 * quarter : -quarter]))
@@ -135,12 +137,12 @@ def _levels(values: Sequence[float], size: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What became of a run.
+    """A run's diagnosis.
 
     Attributes:
-        verdict: In a word or two; ``cannot say`` where the log does not show it.
-        findings: Of each topic, what the log shows, or why that cannot be said.
-        change: Which of n, the rate and D to change first, and why.
+        verdict: One or two words; ``cannot say`` if the log does not show it.
+        findings: For each topic, what the log shows, or why it does not say.
+        change: Which of n, the learning rate and D to change first, and why.
     """
 
     verdict: str
@@ -149,7 +151,7 @@ class Diagnosis:
 
 
 def diagnose(course: Course) -> Diagnosis:
-    """Say what became of a run, with the numbers that say so."""
+    """Diagnose a run, with the numbers behind the diagnosis."""
     training, held_out = trend(course.training), trend(course.evaluations, course.evaluation_error)
     main = held_out if held_out is not None and (held_out.state != "unclear" or training is None) else training
     state = "unclear" if main is None else main.state
@@ -217,7 +219,7 @@ def _signal(course: Course, training: Trend | None) -> tuple[bool, str]:
 
 
 def _data(course: Course, training: Trend | None, held_out: Trend | None) -> tuple[bool, str]:
-    """Whether training still gains on problems seen often, and evaluations do not."""
+    """Whether training still gains on frequently seen problems while evaluations do not."""
     if course.epochs is None:
         return False, "cannot say: the number of problems is not known (--set problems=D)"
     seen = f"{course.epochs:.1f} epochs"
@@ -232,7 +234,7 @@ def _data(course: Course, training: Trend | None, held_out: Trend | None) -> tup
 
 
 def _rate(course: Course, main: Trend | None) -> tuple[bool | None, str]:
-    """Whether what else is logged jumped when the reward fell; None where nothing fell or nothing else is logged."""
+    """Whether other metrics jumped when the reward fell; None if nothing fell or nothing else is logged."""
     if main is None:
         return None, "cannot say"
     if main.fell_at is None:

@@ -1,11 +1,11 @@
-"""Wall time: how long engines take for a batch, which devices wait meanwhile, and what is paid for all of them.
+"""Wall time: how long engines take for a batch, which devices wait meanwhile, and the device time paid for all of them.
 
-A decoding step of an engine takes ``step + each × responses alive`` seconds. Over a batch that is
+A decoding step of an engine takes ``step + each × responses alive`` seconds. Over a batch, that is
 
-    step × (steps until its last response ends) + each × (tokens that it generates):
+    step × (steps until its last response ends) + each × (tokens that it generates).
 
-replicas share the second part alone, and a batch takes as long as its longest response. Device-time is wall time ×
-devices held: one that waits for another is paid, too.
+Replicas divide only the second part, and a batch takes as long as its longest response. Device time is wall time ×
+devices held, so devices that wait are paid for, too.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ..errors import BudgetError, whole
 from .compute import Device, Interval, Model, head_seconds, seconds
 
 SIGMA = 1.0
-"""Standard deviation of the logarithm of lengths that is assumed."""
+"""Assumed standard deviation of the logarithm of lengths."""
 NORMAL = NormalDist()
 
 
 def spread_lengths(count: int, *, mean: float, longest: int, sigma: float = SIGMA) -> list[int]:
-    """Lengths of responses: shuffled quantiles of a lognormal distribution that is cut off.
+    """Response lengths: shuffled quantiles of a truncated lognormal distribution.
 
     Args:
-        mean: Of the distribution that is cut off.
-        longest: Where it is (tokens); from this mean on, all are as long.
+        mean: Mean of the truncated distribution.
+        longest: Where it is truncated (tokens); from this mean on, all lengths equal it.
     """
     whole(count, "count", least=1)
     whole(longest, "longest", least=1)
@@ -38,7 +38,7 @@ def spread_lengths(count: int, *, mean: float, longest: int, sigma: float = SIGM
         raise BudgetError(f"the mean length is {mean!r}; it must be positive")
     if mean >= longest:
         return [longest] * count
-    # The mean of the logarithm, from that of lengths that are cut off, by bisection.
+    # Find the mean of the logarithm from the truncated mean, by bisection.
     low, high = log(mean) - sigma**2 / 2, log(longest) + 40 * sigma
     while high - low > 1e-9:
         center = (low + high) / 2
@@ -53,20 +53,20 @@ def spread_lengths(count: int, *, mean: float, longest: int, sigma: float = SIGM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """The work of an engine in a batch: decoding steps until its last response ends, and tokens that it generates."""
+    """An engine's work for a batch: decoding steps until its last response ends, and tokens generated."""
 
     steps: float
     tokens: float
 
 
 def dispatched(lengths: Iterable[float], *, replicas: int, limit: int) -> tuple[Decoded, ...]:
-    """Return the work of each replica where a response begins, in their order, as soon as one has a place for it.
+    """Return each replica's work if responses begin in order, each as soon as a replica has room.
 
-    While responses wait all replicas are full, so that their steps take equally long: which one is free next depends on
-    lengths alone, and not on the time of a step.
+    While responses wait, all replicas are full, so their steps take equally long. Which one is free next therefore
+    depends only on lengths, not on the duration of a step.
 
     Args:
-        limit: Most responses alive in a replica.
+        limit: Most concurrent responses in a replica.
     """
     whole(replicas, "replicas", least=1)
     whole(limit, "limit", least=1)
@@ -82,18 +82,18 @@ def dispatched(lengths: Iterable[float], *, replicas: int, limit: int) -> tuple[
 
 
 def unbroken(lengths: Sequence[int], *, replicas: int, limit: int) -> tuple[Decoded, ...]:
-    """The work of each replica, as by ``dispatched``, where the next batch fills every place that becomes free."""
+    """The work of each replica, as for ``dispatched``, if the next batch fills every slot that becomes free."""
     alive = min(limit, max(1.0, len(lengths) / whole(replicas, "replicas", least=1)))
     tokens = sum(lengths) / replicas
     return (Decoded(steps=tokens / alive, tokens=tokens),) * replicas
 
 
 BANDWIDTH = (0.4, 0.6, 0.8)
-"""Low, likely and high share of the memory's bandwidth that decoding reaches: assumed unless it was measured."""
+"""Low, likely and high share of memory bandwidth that decoding reaches: assumed unless measured."""
 DECODING = (0.3, 0.5, 0.7)
-"""Low, likely and high share of the peak that an engine's matrix products reach: assumed unless it was measured."""
+"""Low, likely and high share of the peak that an engine's matrix products reach: assumed unless measured."""
 WIDTH = 2
-"""Bytes of a number in bfloat16."""
+"""Bytes per bfloat16 number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +101,9 @@ class Latency:
     """Times of an engine (seconds).
 
     Attributes:
-        step: A decoding step, whatever is alive: weights are read.
-        each: A response alive in it, which is multiplied with the weights, and whose keys and values are read.
-        prompt: A token of a prompt.
+        step: Per decoding step, however many responses are alive: reading the weights.
+        each: Per response alive in the step: multiplying by the weights, and reading its keys and values.
+        prompt: Per prompt token.
     """
 
     step: Interval
@@ -111,16 +111,16 @@ class Latency:
     prompt: Interval
 
     def of(self, work: Decoded, *, prompt_tokens: float = 0.0) -> Interval:
-        """Seconds of an engine's part of a batch, whose shared prompts count once."""
+        """Seconds for an engine's part of a batch; shared prompts count once."""
         return self.step.times(work.steps) + self.each.times(work.tokens) + self.prompt.times(prompt_tokens)
 
 
 def latency(model: Model, on: Device, *, context: float, devices: int = 1, float32_head: bool = False) -> Latency:
-    """The times of an engine in bfloat16, from what a device reads and multiplies in a second.
+    """The times of an engine in bfloat16, from a device's memory bandwidth and FLOP/s.
 
     Args:
-        context: Mean tokens that a response sees while it grows: its prompt, and what it has generated.
-        devices: Devices that share the model (tensor parallelism), without loss.
+        context: Mean tokens in a response's context as it grows: its prompt, and what it has generated.
+        devices: Devices that share the model (tensor parallelism), assumed lossless.
     """
     share = 1 / whole(devices, "devices", least=1)
     head = model.head if float32_head else 0
@@ -143,23 +143,23 @@ def latency(model: Model, on: Device, *, context: float, devices: int = 1, float
 
 
 HOST = (12e9, 25e9, 50e9)
-"""Low, likely and high bytes/s between a device and its host: assumed."""
+"""Low, likely and high transfer rate between a device and its host, in bytes/s: assumed."""
 
 
 def switch(model: Model) -> Interval:
-    """Seconds in which an engine leaves its device and comes back: its weights go to the host's memory and return."""
+    """Seconds for an engine to leave its device and come back: its weights move to host memory and return."""
     said = f"an engine's weights go to the host and back at {HOST[0] / 1e9:.0f} to {HOST[-1] / 1e9:.0f} GB/s"
     return Interval.sure(2 * WIDTH * model.parameters).over(HOST, said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Time of some batches.
+    """Time for some batches.
 
     Attributes:
-        wall: Seconds from their beginning to their end.
-        held: Device-seconds of all devices that are held meanwhile, which are paid.
-        busy: Those of them in which a device works.
+        wall: Seconds from beginning to end.
+        held: Device-seconds of all devices held meanwhile; these are paid for.
+        busy: The part of them in which a device works.
     """
 
     wall: Interval
@@ -167,27 +167,27 @@ class Spent:
     busy: Interval
 
     def __add__(self, other: Spent) -> Spent:
-        """The time of one after the other."""
+        """The time of both in sequence."""
         return Spent(wall=self.wall + other.wall, held=self.held + other.held, busy=self.busy + other.busy)
 
     def times(self, count: float) -> Spent:
-        """The time of as many."""
+        """The time of this many in sequence."""
         return Spent(wall=self.wall.times(count), held=self.held.times(count), busy=self.busy.times(count))
 
     @property
     def idle(self) -> float:
-        """Share of the device-time in which a device waits for another, likely."""
+        """Share of the device time that devices spend waiting for each other, likely value."""
         return 1 - self.busy.likely / self.held.likely
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Devices of a run, all of which are held from its beginning to its end.
+    """The devices of a run, all held from beginning to end.
 
     Attributes:
-        held: All devices: fewer than those of ranks and engines where they take turns on the same ones.
-        pipelined: Whether engines sample while ranks learn from what was sampled before, which is off-policy.
-        switch: Seconds of a step in which devices go from the one to the other; None for none.
+        held: All devices: fewer than ranks and engines together need if they take turns on the same devices.
+        pipelined: Whether engines sample while ranks learn from earlier samples, which is off-policy.
+        switch: Seconds per step for devices to switch between sampling and learning; None for none.
     """
 
     ranks: int
@@ -201,8 +201,8 @@ class Placement:
         """Return the time of a batch.
 
         Args:
-            sampling: Seconds of each engine.
-            update: Device-seconds of learning from it; None for a batch that is only scored.
+            sampling: Seconds for each engine.
+            update: Device-seconds to learn from it; None for a batch that is only scored.
         """
         wall = longest(sampling)
         busy = sum(sampling[1:], sampling[0]).times(self.devices)
@@ -215,6 +215,6 @@ class Placement:
 
 
 def longest(intervals: Sequence[Interval]) -> Interval:
-    """The time until all of some are over that begin together, as if all were off in the same direction."""
+    """The time until all of several concurrent tasks end, as if all errors had the same sign."""
     said = (said for interval in intervals for said in interval.assumptions)
     return Interval.of(map(max, zip(*(interval.amounts for interval in intervals), strict=True)), *said)

@@ -1,13 +1,14 @@
-"""What was logged of each step: cumulative rollouts and tokens, and means of rewards that are success rates.
+"""Counts from logged steps: cumulative rollouts and tokens, and mean rewards that are success rates.
 
-Batches that are generated every so many micro-steps, as by TRL, are counted where logs say in which steps that was. A
-process generates in its first micro-step and then after every ``every`` of them, so that a restart begins anew.
-``count`` finds the histories with the fewest restarts that fit all that a log says, what follows for every step, and
-what would follow if there had been more restarts of which nothing was logged.
+Some trainers, such as TRL, generate a batch every so many micro-steps. Their batches are counted from what the log says
+about the steps that generated. A process generates in its first micro-step and then after every ``every`` of them, so a
+restart begins a new cycle. ``count`` finds the histories with the fewest restarts that fit everything in the log, and
+derives the counts of every step. It also derives what would follow from further, unlogged restarts.
 
-A mean is a success rate where all that a trainer logged of it can be of successes and failures alone: its value and
-those of the best and the worst of k, how many successes that makes, and the spread. Rewards of 0 and 1 are taken for
-granted where nothing contradicts them; others are declared (``scale``), unless a spread leaves no doubt.
+A mean is a success rate if everything that the trainer logged about it fits successes and failures alone: its value,
+the values of the best and the worst of k, the number of successes that they imply, and the spread. Rewards of 0 and 1
+are assumed unless something contradicts them. Other rewards must be declared (``scale``), unless the spread leaves no
+doubt.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from .logs.log import Log
 from .settings import MissingSettingError, Settings
 
 LARGEST_COUNT = 2**53
-"""A larger count is wrong: a float holds every whole number up to here."""
+"""Counts above this are wrong: a float holds every whole number up to here."""
 TRAINING_REWARD = (
     "TRAINING REWARD: measured on the problems that are trained on, by the policy before each update; it says how a "
     "run learnt, not how well it answers problems that it has not seen"
 )
 LONGEST_RESPONSE = 2**40
-"""A longer mean response, in tokens, is wrong."""
+"""Mean response lengths above this are wrong, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,8 @@ class Spread:
 
     Attributes:
         deviation: The mean of the standard deviations of groups of responses, or None.
-        size: Responses in each group, a last one may hold fewer; None where a mean is not of equal groups.
-        corrected: Whether deviations are those of samples, not of populations.
+        size: Responses in each group; the last group may hold fewer. None if the mean is not over equal groups.
+        corrected: Whether these are sample standard deviations, not population ones.
     """
 
     deviation: float | None = None
@@ -48,12 +49,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What is logged of one problem set in an evaluation.
+    """The logged results of one problem set in an evaluation.
 
     Attributes:
-        scores: By metric column: means of rewards as they are logged, success rates once ``success_rates`` made them.
-        spread: What is logged of the rewards beside their means; None where that says nothing.
-        binary: Whether the trainer found all rewards to be 0 or 1; None where it does not say.
+        scores: By metric column: mean rewards as logged, or success rates after ``success_rates``.
+        spread: What is logged about the rewards beside their means; None if that is uninformative.
+        binary: Whether the trainer found all rewards to be 0 or 1; None if it does not say.
     """
 
     samples: int
@@ -69,10 +70,10 @@ class StepCount:
     """Rollouts and tokens that a run had generated for training when it logged a step.
 
     Attributes:
-        logged: The step by the trainer's own count.
+        logged: The step, by the trainer's own count.
         step: Optimizer steps taken.
-        rollouts_error: By how much that may be wrong, either way.
-        count_source: ``log``, ``log and formula`` where both agree, or ``formula``.
+        rollouts_error: Possible error of ``rollouts``, in either direction.
+        count_source: ``log``, ``log and formula`` if both agree, or ``formula``.
     """
 
     logged: int
@@ -88,8 +89,8 @@ class LoggedEvaluation(Score):
     """One evaluation of a run.
 
     Attributes:
-        count: What was generated for training before it.
-        split: ``validation``, or ``train`` for the reward of training itself.
+        count: What was generated for training before the evaluation.
+        split: ``validation``, or ``train`` for the training reward itself.
     """
 
     count: StepCount
@@ -108,10 +109,10 @@ class StepCounts:
     """Rollouts and tokens generated for training, at each step that a run logged.
 
     Attributes:
-        following: Rollouts of the step after the last one that is logged, where settings say so or steps are alike.
+        following: Rollouts of the step after the last logged one, from the settings or if steps are alike.
         plain: Rollouts of these steps by the settings alone: whole batches or parts of them, each generated once.
-        more: What was generated in addition to these, or less, by mechanism.
-        ahead: Rollouts that the settings have generated before their step is taken, and that no log counts at its end.
+        more: What was generated beyond ``plain``, or short of it, by mechanism.
+        ahead: Rollouts that the settings generate before their step is taken; no log counts those left at its end.
     """
 
     points: Sequence[StepCount]
@@ -122,9 +123,9 @@ class StepCounts:
 
     @classmethod
     def of(cls, points: Sequence[StepCount], per_step: int | None, *, plain: int, baselines: int = 0) -> StepCounts:
-        """Make counts in which all that exceeds whole batches, and baselines, replaced discarded groups.
+        """Make counts that attribute everything beyond whole batches and baselines to replaced discarded groups.
 
-        Where no setting says what a step generates, the next one is taken to be like the last.
+        If no setting says what a step generates, the next step is assumed to be like the last.
         """
         more = {"remax baselines": baselines, "refill": (points[-1].rollouts if points else 0) - plain - baselines}
         if per_step is None and points:
@@ -136,24 +137,24 @@ class StepCounts:
 
 Metrics = Mapping[str, float]
 Own = Callable[["Counting", int, Metrics], tuple[int | None, int]]
-"""Of a logged step, the rollouts that its metrics say it generated, or None, and by how much they may be wrong."""
+"""For a logged step: the rollouts that its metrics report, or None, and the possible error of that number."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Counting:
-    """Rollouts and response tokens of a run of which every step that is logged generates a batch.
+    """Rollouts and response tokens of a run that generates a batch at every logged step.
 
     Attributes:
-        per_step: Rollouts of a batch whose count is not logged, where that is known.
-        reason_unknown: Why it is not known otherwise, and what a log must hold to say it.
-        episode: Batches of a pass over the problems, if its last one is short, and the rollouts that this one lacks.
-        updates: Optimizer steps of a batch.
+        per_step: Rollouts of a batch whose count is not logged, if known.
+        reason_unknown: Otherwise, why it is unknown, and what a log must hold to tell it.
+        episode: Batches in a pass over the problems whose last batch is short, and the rollouts that this batch lacks.
+        updates: Optimizer steps per batch.
         batch: Rollouts of a batch by the settings alone.
-        lengths: Mean tokens of a response at each row.
-        gaps: Those of batches before a row of which none tells; as of the row where there are none.
-        trains: Whether a row is of training, and not of an evaluation alone.
-        number: The batch that a logged step is of.
-        begun: The number before that of the first batch.
+        lengths: Mean tokens per response, for each row.
+        gaps: Mean tokens per response of unlogged batches before each row; empty to use ``lengths``.
+        trains: Whether a row is about training, not about an evaluation alone.
+        number: The batch number of a logged step.
+        begun: The number before the first batch's number.
     """
 
     log: Log
@@ -178,7 +179,7 @@ class Counting:
         self.step = self.begun
 
     def progress(self, *, one_in: int = 0) -> StepCounts:
-        """What was generated for training at each step, one in so many only as a baseline."""
+        """What was generated for training at each step; one rollout in ``one_in`` is only a baseline."""
         points = []
         for (step, metrics), length in zip(self.log.rows, self.lengths, strict=True):
             if self.trains(metrics):
@@ -197,7 +198,7 @@ class Counting:
         """The evaluations of a run, from scores by step and problem set.
 
         Args:
-            before: Whether the evaluation that is logged with a step comes before the batch of that step.
+            before: Whether the evaluation logged with a step precedes that step's batch.
         """
         found = []
         rows = zip(self.log.rows, self.lengths, self.gaps or self.lengths, strict=True)
@@ -208,7 +209,7 @@ class Counting:
             if early and (step in scores or self.trains(metrics)):
                 self._advance(number - 1, None, gap)
             elif not early:
-                # A run that was resumed evaluates before its first step, too.
+                # A resumed run evaluates before its first step, too.
                 self._count(step, metrics, length)
             at = self._at(number - early, logged=step)
             found += [LoggedEvaluation.of(score, at, name, split) for name, score in scores.get(step, {}).items()]
@@ -221,7 +222,7 @@ class Counting:
         self._advance(self.number(step), own, length, error=error)
 
     def _advance(self, step: int, own: int | None, length: float | Fraction, *, error: int = 0) -> None:
-        """Count all batches up to one; ``error`` is of the rollouts that may have been started in addition."""
+        """Count all batches up to a step; ``error`` is the number of rollouts that may also have been started."""
         if step <= self.step:
             return
         where = self.log.name
@@ -255,21 +256,22 @@ class Counting:
 
 
 MOST_UNEXPLAINED = 3
-"""More restarts, or entries at odds with the tokens generated, are a contradiction; one in 20 entries in long runs."""
+"""More restarts, or entries that disagree with the token counts, are a contradiction; in long runs, 1 in 20 entries."""
 SLACK = 2
-"""Histories that need so many more restarts than the best one are possible, too."""
+"""Histories with up to this many restarts more than the best one are possible, too."""
 MOST_STATES = 300_000
-"""States that are kept of all steps (some 500 bytes each): what is not logged for long leaves as many as its square."""
+"""Most states kept over all steps (some 500 bytes each); a long unlogged stretch keeps as many as its length
+squared."""
 
 Range = tuple[int, int]
-"""The least and the greatest of a number."""
+"""The smallest and the largest possible value of a number."""
 
 State = tuple[int, int, int, int]
-"""Residue of the micro-steps that generate; batches since the last entry or start, and since the last count of tokens;
-starts from a checkpoint that are known to have happened."""
+"""Residue of the micro-steps that generate; batches since the last entry or start, and since the last token count;
+known starts from a checkpoint so far."""
 
 Layer = dict[State, tuple[int, set[State]]]
-"""The states that a step may have, each with the restarts that it takes to get there and the states before it."""
+"""The possible states of a step, each with the restarts needed to reach it and the preceding states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,9 +279,9 @@ class Schedule:
     """When a trainer generates.
 
     Attributes:
-        every: Micro-steps from one generation batch to the next.
-        accumulation: Micro-steps of an optimizer step.
-        batches: Generation batches in an epoch, whose last optimizer step may be short; None for one endless epoch.
+        every: Micro-steps between generation batches.
+        accumulation: Micro-steps per optimizer step.
+        batches: Generation batches per epoch, whose last optimizer step may be short; None for one endless epoch.
     """
 
     every: int
@@ -288,7 +290,7 @@ class Schedule:
 
     @property
     def epoch_steps(self) -> int | None:
-        """Optimizer steps of an epoch."""
+        """Optimizer steps per epoch."""
         return None if self.batches is None else -(-self.batches * self.every // self.accumulation)
 
     def micro(self, step: int) -> int:
@@ -304,19 +306,19 @@ class Schedule:
         return -(-(self.micro(stop) - residue) // self.every) + (residue - self.micro(start)) // self.every
 
     def generations(self, start: int, stop: int) -> int:
-        """Batches that a process generates which starts after one optimizer step and ends with another."""
+        """Batches generated by a process that starts after one optimizer step and ends with another."""
         return self.between(self.micro(start), start, stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Evidence of a log at an optimizer step.
+    """A log's evidence at an optimizer step.
 
     Attributes:
-        entry: Whether the values logged can be of so many batches, those since the last entry or start; None where
-            nothing was logged.
-        tokens: Whether the tokens counted agree with so many batches since the last count: False where they are only
-            unlikely to, None where they cannot; None itself where tokens were not counted.
+        entry: Whether the logged values fit this number of batches since the last entry or start; None if nothing was
+            logged.
+        tokens: Whether the token count agrees with this number of batches since the last count. It returns False for an
+            unlikely number and None for an impossible one. None if tokens were not counted.
     """
 
     entry: Callable[[int], bool] | None = None
@@ -325,12 +327,12 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """The fewest and the most batches generated up to and including each optimizer step, from 0 on.
+    """The fewest and the most batches generated up to and including each optimizer step, from step 0.
 
     Attributes:
         likely: With the fewest restarts that explain the log.
         possible: With up to two more.
-        unexplained: Restarts, or entries at odds with the tokens generated, that had to be assumed.
+        unexplained: Restarts, or entries that disagree with the token counts, that had to be assumed.
     """
 
     likely: Sequence[Range]
@@ -344,12 +346,12 @@ def count(
     """Count the batches generated, as far as a log shows it.
 
     Args:
-        restarts: Of each start from a checkpoint that is known, the first and the last step that it may have been from.
+        restarts: For each known start from a checkpoint, the first and the last step that it may have started from.
     """
     layers = _layers(schedule, last, evidence, restarts, where=where, unlogged=True)
     slack = 0
     if layers is None:
-        # A restart that nothing was logged of generates anew at once, so that it adds a batch at the most.
+        # An unlogged restart generates a new batch at once, so it adds one batch at most.
         layers, slack = _layers(schedule, last, evidence, restarts, where=where, unlogged=False), SLACK
     if layers is None:
         raise BudgetError(f"{where}: too little of its {last:,} optimizer steps is logged to say where it began anew")
@@ -379,7 +381,7 @@ def _layers(
     where: str,
     unlogged: bool,
 ) -> list[Layer] | None:
-    """The states that each step may have, with restarts unlogged or not; None where they are too many to keep."""
+    """The possible states of each step, with or without unlogged restarts; None if they are too many to keep."""
     layers: list[Layer] = [{(0, 0, 0, 0): (0, set())}]
     kept = 0
     for step in range(1, last + 1):
@@ -411,7 +413,7 @@ def _layers(
 def _reached(
     schedule: Schedule, step: int, before: Layer, said: Evidence, restarts: Sequence[Range], *, unlogged: bool
 ) -> Iterator[tuple[State, int, State]]:
-    """The states after a step and what may follow it, each with the restarts that it takes and the state before."""
+    """The states that may follow a step, each with the restarts it needs and the preceding state."""
     for origin, (cost, _) in before.items():
         residue, seen, total, starts = origin
         made = schedule.between(residue, step - 1, step)
@@ -437,7 +439,7 @@ def _reached(
 
 
 def _ranges(schedule: Schedule, layers: Sequence[Layer], ends: set[State]) -> list[Range]:
-    """The fewest and the most batches by step, over the histories that end in some states of the last step."""
+    """The fewest and the most batches by step, over the histories that end in the given states of the last step."""
     kept = [ends]
     for layer in reversed(layers[1:]):
         kept.append({before for state in kept[-1] for before in layer[state][1]})
@@ -455,19 +457,19 @@ def _ranges(schedule: Schedule, layers: Sequence[Layer], ends: set[State]) -> li
 
 
 def hull(ranges: Iterable[Range]) -> Range:
-    """The range that holds some."""
+    """The smallest range that contains the given ranges."""
     lows, highs = zip(*ranges, strict=True)
     return min(lows), max(highs)
 
 
 def note_no_tokens(log: Log, settings: Settings, evaluations: Sequence[LoggedEvaluation], *names: str) -> None:
-    """Note that a run's mean response, the metric of one of these names, is not logged, so that tokens are unknown."""
+    """Note that a run's mean response length, logged under one of these names, is missing, so tokens are unknown."""
     if evaluations and evaluations[-1].count.rollouts and log.keys.isdisjoint(names):
         settings.notes.append(f"{names[-1]} is not logged: tokens are 0 and cannot be the unit of a fit")
 
 
 def lengths(log: Log, *names: str) -> list[float]:
-    """Mean response length at each row: the last one logged, or the first where none was before; 0 without any."""
+    """Mean response length at each row: the last one logged, or before that the first; 0 if none is logged."""
     logged = [next((metrics[name] for name in names if name in metrics), None) for _, metrics in log.rows]
     odd = next((value for value in logged if value is not None and not 0 <= value < LONGEST_RESPONSE), None)
     if odd is not None:
@@ -483,13 +485,13 @@ def lengths(log: Log, *names: str) -> list[float]:
 SCALES = {"rate": (0.0, 1.0), "sign": (-1.0, 1.0), "percent": (0.0, 100.0)}
 """Rewards of failure and success: 0 and 1, -1 and 1, 0 and 100."""
 MOST_RESPONSES = 100_000
-"""Of more responses than this a mean in single precision does not say how many succeeded."""
+"""With more responses, a single-precision mean does not tell how many succeeded."""
 
 
 def success_rates(
     evaluations: Sequence[LoggedEvaluation], declared: str, *, where: str
 ) -> tuple[list[LoggedEvaluation], list[str]]:
-    """Evaluations with success rates for scores, each set on a scale of its own, and notes on scales but 0, 1."""
+    """Evaluations with scores as success rates, one scale per problem set, and notes on scales other than 0 and 1."""
     if declared not in ("", *SCALES):
         raise BudgetError(f"{where}: scale is {declared!r}; it must be {', '.join(SCALES)}")
     notes, scales = [], {}
@@ -503,7 +505,7 @@ def success_rates(
 
 
 def metric_of_successes(log: Log, settings: Settings, metric: str, share: str) -> str:
-    """The metric of a problem set's successes: its mean reward, or where rewards are -1 and 1 the share of the 1s."""
+    """The metric of a problem set's successes: its mean reward or, if rewards are -1 and 1, the share of the 1s."""
     both = [(step, m[metric], m[share]) for step, m in log.rows if metric in m and share in m]
     if settings.text("scale") or all(isclose(rate, mean, abs_tol=1e-6) for _, mean, rate in both):
         return metric
@@ -520,7 +522,7 @@ def metric_of_successes(log: Log, settings: Settings, metric: str, share: str) -
 def mean_scores(
     log: Log, metric: str, best: str, samples: int, *, low: float = 0.0, binary: bool | None = None
 ) -> Iterator[tuple[int, Score]]:
-    """The scores of a problem set by step, failures being rewarded with ``low``: means, and the best of all samples."""
+    """A problem set's scores by step, means and the best of all samples; failures are rewarded with ``low``."""
     for step, metrics in log.rows:
         if metric in metrics:
             columns = {f"avg_at_{samples}": (metrics[metric] - low) / (1 - low)}
@@ -531,12 +533,12 @@ def mean_scores(
 
 
 def _scale(evaluations: Sequence[LoggedEvaluation], declared: str, where: str) -> str:
-    """The scale of the rewards of a problem set."""
+    """The reward scale of a problem set."""
     fitting = [scale for scale in SCALES if all(_fits(e, scale) for e in evaluations)]
     other_rewards = any(e.binary is False for e in evaluations)
     if declared in fitting or ("rate" in fitting and not declared and not other_rewards):
         return declared or "rate"
-    # The spread of one batch follows from its mean and leaves no doubt.
+    # The spread of one batch follows from its mean, which leaves no doubt.
     sure = [e for e in evaluations if e.spread is not None and e.spread.deviation and _groups(e) == 1]
     proved = [s for s in fitting if s != "rate" and not declared and any(_fits(e, s) for e in sure)]
     if proved:
@@ -562,7 +564,7 @@ def _scale(evaluations: Sequence[LoggedEvaluation], declared: str, where: str) -
 
 
 def _fits(e: LoggedEvaluation, scale: str) -> bool:
-    """Return whether an evaluation can be of successes and failures alone."""
+    """Return whether an evaluation fits rewards of success and failure alone."""
     if e.binary and scale != "rate":
         return False
     scaled = _scaled(e, *SCALES[scale])
@@ -576,10 +578,10 @@ def _fits(e: LoggedEvaluation, scale: str) -> bool:
     if groups is not None and e.questions is not None:
         for column, rate in scaled.scores.items():
             kind, _, k = column.split("_")[:3]
-            # The best and the worst of all responses to a problem are those of the problem.
+            # The best and the worst of all responses to a problem are one value per problem.
             of = e.questions * (int(k) if kind == "avg" else 1)
             exact = kind == "avg" or (int(k) == e.samples and not column.endswith("_biased"))
-            # Up to single precision, and to how a mean was rounded.
+            # Tolerate single precision and the rounding of a mean.
             slack = 1e-3 + 1e-6 * rate * of + rounding[column] * of * 1.001
             if exact and of < MOST_RESPONSES and abs(rate * of - round(rate * of)) > slack:
                 return False
@@ -590,9 +592,9 @@ def _fits(e: LoggedEvaluation, scale: str) -> bool:
 
 
 def _in_order(column: str, rate: float, mean: float, rounding: float) -> bool:
-    """Return whether the best and the worst of k lie where a mean puts them: k responses have k times its successes."""
+    """Return whether best and worst of k fit the mean: k responses have at most k times the successes of one."""
     kind, _, k = column.split("_")[:3]
-    # Draws with replacement miss what they estimate by a little.
+    # Draws with replacement estimate it with a small bias.
     slack = (0.05 if column.endswith("_biased") else 1e-6) + rounding * (1 + int(k))
     if kind == "best":
         return mean - slack <= rate <= int(k) * mean + slack
@@ -600,20 +602,20 @@ def _in_order(column: str, rate: float, mean: float, rounding: float) -> bool:
 
 
 def _groups(e: LoggedEvaluation) -> int | None:
-    """How many groups of responses a mean is of, where all are of one size, so that every response weighs the same."""
+    """The number of equally sized groups of responses that a mean covers, so that responses have equal weight."""
     if e.spread is None or not e.spread.size or e.questions is None or e.questions * e.samples % e.spread.size:
         return None
     return e.questions * e.samples // e.spread.size
 
 
 def _most(rate: float, spread: Spread, groups: int | None) -> float:
-    """The largest mean deviation of groups whose successes have a rate, all groups being of one size if it is known."""
+    """The largest mean deviation of groups with this success rate; all groups have one size if that is known."""
     rate = min(max(rate, 0.0), 1.0)
     size = spread.size
     if size is None or (spread.corrected and groups is None):
-        # A last batch may hold two responses only, whose sample deviation is the largest.
+        # The last batch may hold only two responses, whose sample deviation is the largest.
         return sqrt(rate * (1 - rate)) * (sqrt(2) if spread.corrected else 1)
-    # Between groups of c successes and of c + 1, whose mixture has the largest mean deviation.
+    # A mixture of groups with c and with c + 1 successes has the largest mean deviation.
     below = floor(rate * size + 1e-9)
     low, high = (sqrt(max(c * (size - c), 0)) / size for c in (below, below + 1))
     most = low + (high - low) * min(max(rate * size - below, 0.0), 1.0)
@@ -621,7 +623,7 @@ def _most(rate: float, spread: Spread, groups: int | None) -> float:
 
 
 def _scaled(e: LoggedEvaluation, low: float, high: float) -> LoggedEvaluation:
-    """An evaluation with failures at 0 and successes at 1."""
+    """The evaluation with failures at 0 and successes at 1."""
     width = high - low
     rates = {column: (score - low) / width for column, score in e.scores.items()}
     spread = e.spread
@@ -632,7 +634,7 @@ def _scaled(e: LoggedEvaluation, low: float, high: float) -> LoggedEvaluation:
 
 
 def _rounding(value: float) -> float:
-    """By how much a value may have been rounded that has few decimals, as on a console."""
+    """Possible rounding error of a value with few decimals, as on a console."""
     whole, _, decimals = repr(float(value)).partition(".")
     return 0.0 if "e" in decimals or not whole or len(decimals) > 6 else 0.5 * 10.0 ** -len(decimals)
 

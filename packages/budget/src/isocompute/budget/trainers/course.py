@@ -1,7 +1,7 @@
-"""The course of a run by its log, whatever the trainer: rewards, groups without signal, and what moves with them.
+"""The course of a run from its log, for any trainer: rewards, groups without signal, and metrics that move with them.
 
-Names as in TRL 1.16, veRL 0.9, OpenRLHF 0.11, prime-rl, SkyRL, Tinker's cookbook and slime of August 2026; a table of
-steps and rewards, of no trainer, has ``reward`` or ``score``.
+Names are those of TRL 1.16, veRL 0.9, OpenRLHF 0.11, prime-rl, SkyRL, Tinker's cookbook and slime of August 2026. A
+table of steps and rewards from no known trainer has ``reward`` or ``score``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REWARDS = (
         "score",
     ),
 )
-"""Mean rewards of training; of those that a log has, the first is read."""
+"""Mean training rewards; the first one that a log has is read."""
 OF_ONE_FUNCTION = re.compile(r"rewards/[^/]+/mean$")
 OTHERS = {
     "KL": re.compile(r"(?:.*/)?(?:approx_|ppo_|policy_)?kl(?:_loss)?(?:/mean)?$"),
@@ -41,16 +41,16 @@ OTHERS = {
         r"(?!response|prompt|completions)(?:.*[/_])?(?:clip_?frac|clip_ratio(?:/region_mean)?)$"
     ),
 }
-"""What moves where updates are too large."""
+"""Metrics that jump if updates are too large."""
 EQUAL = re.compile(r"(?:.*/)?(?:frac_reward_zero_std|solve_none|solve_all|by_group/frac_all_(?:good|bad))$")
-"""Shares of groups whose rewards are all equal; where there are several they add up."""
+"""Shares of groups whose rewards are all equal; several of them add up."""
 PLAIN = LogLayout(steps=("step", "global_step", "steps", "iteration"), needed=re.compile("|".join((*REWARDS, "eval"))))
 
 
 def course_of(
     log: Log, known: Trainer | None = None, *, rows: Sequence[Mapping[str, Any]] = (), settings: Settings | None = None
 ) -> Course:
-    """What a log says of the course of its run; ``rows`` are its evaluations, as of ``evals``."""
+    """The course of a run from its log; ``rows`` are its evaluations, as in ``evals``."""
     training = [(step, metrics) for step, metrics in log.rows if not all(map(EVALUATED.match, metrics))]
     names = sorted({name for _, metrics in training for name in metrics if not EVALUATED.match(name)})
     functions = [name for name in names if OF_ONE_FUNCTION.match(name)]
@@ -93,7 +93,7 @@ def _series(rows: Sequence[tuple[int, Mapping[str, float]]], name: str) -> Serie
 
 
 def plain_course(source: str) -> Course:
-    """The course of a run of no trainer: a table or lines with a step and a reward in each row."""
+    """The course of a run without a known trainer: a table or lines with a step and a reward in each row."""
     logs = read_logs(source, PLAIN)
     course = course_of(logs[0]) if len(logs) == 1 else Course()
     if not course.training:

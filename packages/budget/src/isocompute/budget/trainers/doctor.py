@@ -1,6 +1,6 @@
-"""Runs below folders, whatever trainer and logger left them: what is understood of each, and what is missing.
+"""Runs in folders, from any trainer and logger: what is understood of each, and what is missing.
 
-A run is read from its log as rows of an ``evals`` table; what goes on with another one is joined to it.
+Each run is read from its log as rows of an ``evals`` table. A run that continues another is joined to it.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from .settings import Batching, MissingSettingError, Settings, Value, configurat
 from .trainer import LogReader, Trainer
 
 SHARED = ("problem_set", "problems", "questions", "same_before", "scale", "seed", "step_column")
-"""Settings that ``--set`` accepts for every trainer; ``questions.SET`` is that of one problem set."""
+"""Settings that ``--set`` accepts for every trainer; ``questions.SET`` applies to one problem set."""
 INCIDENTAL = re.compile(
     r".*(dir|run_name|experiment_name|resume|checkpoint|trainer_state|max_steps|num_train_epochs|num_episodes"
     r"|total_epochs|total_training_steps|(eval|save|logging|test)_(steps|freq|strategy)).*"
 )
-"""Settings that may differ between two starts of one run: where it is kept, how long it goes on, when it logs."""
+"""Settings that may differ between two starts of one run: where it is stored, how long it runs, when it logs."""
 
 
 def table(
     parts: Sequence[tuple[str, list[dict[str, Any]]]], notes: list[str], *, where: str, numbered: bool
 ) -> tuple[pl.DataFrame, list[str]]:
-    """The rows of several runs as one checked table; ``numbered``, those of one n and B_p get the seeds 0, 1, 2, …."""
+    """The rows of several runs as one checked table; with ``numbered``, runs of one n and B_p get seeds 0, 1, 2, …."""
     counts = Counter[tuple[int, int]]()
     seen: dict[tuple[Any, ...], str] = {}
     for name, rows in parts:
         cell = rows[0]["rollouts_per_problem"], rows[0]["problems_per_batch"]
         for row in rows:
             row["seed"] = counts[cell] if numbered else row["seed"]
-            # A fit would take two runs for one.
+            # A fit would take the two runs for one.
             other = seen.setdefault((*cell, row["seed"], row["problem_set"]), name)
             if other != name:
                 raise BudgetError(
@@ -61,7 +61,7 @@ def table(
                 )
         counts[cell] += 1
     frame = pl.DataFrame([row for _, rows in parts for row in rows], infer_schema_length=None)
-    # Every avg_at_k is one quantity; another metric must be of all evaluations.
+    # Every avg_at_k measures the same quantity; another metric must be present in all evaluations.
     metrics = [c for c in frame.columns if re.match(tables.METRIC_PATTERN, c) and not c.startswith("avg_at_")]
     partial = [c for c in metrics if frame[c].null_count()]
     dropped = [f"left out, because not every evaluation has it: {', '.join(partial)}"] if partial else []
@@ -80,11 +80,11 @@ def reader_of(known: Trainer) -> LogReader:
 def rows_of(
     known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str], *, used: set[str] | None = None
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of ``evals`` for one run, none where it has no evaluation, and notes.
+    """Rows of ``evals`` for one run, none if it has no evaluation, and notes.
 
     Args:
         shared: The configuration of all runs, with dotted keys.
-        used: Gathers the settings that were looked for, where another run may use what this one does not.
+        used: Collects the settings that were looked up, since another run may use what this one does not.
     """
     reader = reader_of(known)
     settings = settings_of(log, shared, given)
@@ -104,7 +104,8 @@ def rows_of(
     settings.notes += _without_value(log, reader, evaluations)
     n, problems = batching.rollouts_per_problem, batching.problems_per_batch
     if n is None or problems is None:
-        # Readers ask for what they need, so this is what only the settings could say; no steps follow from them here.
+        # Readers request what they need, so these are settings that nothing else can tell; no steps follow from them
+        # here.
         remarks = [r for r in batching.unknown + batching.inconsistent if not r.startswith("update steps")]
         raise BudgetError(f"{log.name}: {'; '.join(remarks).replace('--world-size', '--set world_size=NUMBER')}")
     seed, rate = settings.find("seed", *reader.seeds)[1], settings.find(*reader.learning_rates)[1]
@@ -134,13 +135,13 @@ def rows_of(
 
 
 def _logged_rate(log: Log, metric: str) -> float | None:
-    """The highest learning rate that a run logged, where it stayed at it: a warmup that was cut ends below it."""
+    """The highest learning rate in a log, if logged repeatedly: a warmup that was cut off ends below its target."""
     rates = [rate for _, metrics in log.rows if (rate := metrics.get(metric, 0.0)) > 0]
     return max(rates) if rates.count(max(rates, default=0.0)) > 1 else None
 
 
 def _refuse_contradicted(log: Log, settings: Settings, batching: Batching) -> None:
-    """Refuse a log in which its reader found what contradicts the settings, once none of these is missing."""
+    """Refuse a log whose reader found contradictions with the settings, once no setting is missing."""
     if found := settings.inconsistent[len(batching.inconsistent) :]:
         raise BudgetError(f"{log.name}: {'; '.join(found)}")
 
@@ -148,7 +149,7 @@ def _refuse_contradicted(log: Log, settings: Settings, batching: Batching) -> No
 def progress_of(
     known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str]
 ) -> tuple[StepCounts, Settings, Batching]:
-    """Count what a run generated for training, step by step, and return the settings that this follows from."""
+    """Count what a run generated for training, step by step; return the settings that determine the count, too."""
     read: set[str] = set()
     try:
         progressed, settings, batching = _progress(known, log, shared, given, read)
@@ -163,7 +164,7 @@ def progress_of(
 
 
 def foreseen(known: Trainer, source: str, shared: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
-    """The settings that a log must hold to be counted, and what each may be, before anything is logged."""
+    """The settings that are needed to count a log, and what each may be, before anything is logged."""
     read: set[str] = set()
     missing = _missing(lambda said: _progress(known, Log(name=source, rows=[]), shared, said, read), given)
     if wrong := _misspelt(known, read, given):
@@ -172,7 +173,7 @@ def foreseen(known: Trainer, source: str, shared: Mapping[str, Any], given: Mapp
 
 
 def lacking(where: str, missing: Mapping[str, str]) -> str:
-    """All that is missing of a run, and how it is given."""
+    """Everything missing from a run, and how to give it."""
     how = " ".join(f"--set {name}={choices or 'VALUE'}" for name, choices in missing.items())
     verb, them = ("is", "it") if len(missing) == 1 else ("are", "them")
     return f"{where}: {', '.join(missing)} {verb} not known from its logs or configuration; give {them} with {how}"
@@ -181,7 +182,7 @@ def lacking(where: str, missing: Mapping[str, str]) -> str:
 def _progress(
     known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str], read: set[str]
 ) -> tuple[StepCounts, Settings, Batching]:
-    """``progress_of``, without its checks; ``read`` gathers the settings that are looked for."""
+    """``progress_of`` without its checks; ``read`` collects the settings that are looked up."""
     reader = reader_of(known)
     read.update(SHARED, reader.understands, reader.seeds, reader.learning_rates)
     read.update(key for key in given if key.startswith("questions."))
@@ -196,7 +197,7 @@ def _progress(
 
 
 def _without_value(log: Log, reader: LogReader, evaluations: Sequence[LoggedEvaluation]) -> list[str]:
-    """Say how many evaluations have no value of the metric that is read: it was NaN there, or not logged."""
+    """Say how many evaluations have no value of the metric that is read: it was NaN, or not logged."""
     needed = reader.layout.needed
     evaluated = [any(EVALUATED.match(name) and needed.match(name) for name in m) for _, m in log.rows].count(True)
     lacking = evaluated - len({e.count.step for e in evaluations})
@@ -215,13 +216,13 @@ def _refuse_unused(known: Trainer, read: Set[str], given: Mapping[str, str]) -> 
 
 
 def _misspelt(known: Trainer, read: Set[str], given: Mapping[str, str]) -> list[str]:
-    """Remarks on the names given that nothing looked for and that look like one that was."""
+    """Remarks on given names that nothing looked up and that resemble one that was."""
     wrong = [name for name in sorted(given.keys() - read) if meant_by(name, read)]
     return [f"there is no setting {name} that {known.title} logs are read by; {_near(name, read)}" for name in wrong]
 
 
 def settings_of(log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -> Settings:
-    """Join what a log, a configuration file and the user say."""
+    """Join the settings from a log, a configuration file and the user."""
     logged = plain(log.config, log.name)
     said = {key: parse_value(value) for key, value in given.items()}
     for key in logged.keys() & shared.keys() - said.keys():
@@ -230,17 +231,17 @@ def settings_of(log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -
             raise BudgetError(f"{log.name}: {key} is {both}; say which with --set {key}=VALUE")
     merged = {**shared, **{k: v for k, v in logged.items() if v is not None}, **said}
     settings = Settings(values=merged, where=log.name, given=frozenset(said))
-    # A trainer's state is not a configuration, whatever it repeats of one.
+    # A trainer's state is not a configuration, even if it repeats parts of one.
     settings.has_defaults = any(not key.startswith("trainer_state.") for key in (*logged, *shared))
     settings.problems = settings.whole("problems")
     return settings
 
 
 def join_restarts(logs: Sequence[Log], reader: LogReader) -> list[Log]:
-    """Runs in which those that only go on with another one, from a checkpoint, are joined to it.
+    """Join runs that continue another run from a checkpoint to that run.
 
-    Loggers open a further folder or run for every start. Two runs of one configuration of which the second begins where
-    the first had come to are one run; two that begin alike are two.
+    Loggers open a new folder or run for every start. Two runs of one configuration are one run if the second begins
+    where the first ended, and two runs if both begin alike.
     """
     out: list[Log] = []
     for log in sorted(logs, key=lambda log: _first(log, reader)):
@@ -255,7 +256,7 @@ def join_restarts(logs: Sequence[Log], reader: LogReader) -> list[Log]:
 
 
 def joined(first: Log, second: Log, reader: LogReader) -> Log:
-    """A log and the one that goes on with it as one."""
+    """Join a log and its continuation."""
     whole = join(first.name, [first.rows, second.rows], replace(reader.layout, entry=None), first.config)
     notes = first.notes
     if first.name != second.name:
@@ -267,30 +268,30 @@ def joined(first: Log, second: Log, reader: LogReader) -> Log:
 
 
 def _meets(first: Log, second: Log, reader: LogReader) -> bool:
-    """Return whether a log begins where another had come to."""
+    """Return whether a log begins where another ended."""
     if not first.config or not second.config or _first(second, reader) <= _first(first, reader):
         return False
     steps = _steps(first, reader)
-    # Its first entry comes as long after the checkpoint as an entry after another.
+    # The first entry comes as long after the checkpoint as each entry comes after the previous one.
     interval = max((b - a for a, b in pairwise(steps)), default=_first(first, reader))
     return _first(second, reader) <= max(step for step, _ in first.rows) + 1 + interval
 
 
 def _differences(first: Log, second: Log) -> dict[str, tuple[Any, Any]]:
-    """Settings that differ, other than incidental ones, with both values."""
+    """Settings that differ, except incidental ones, with both values."""
     keys = sorted(k for k in first.config.keys() | second.config.keys() if not INCIDENTAL.fullmatch(k))
     both = {k: (first.config.get(k), second.config.get(k)) for k in keys}
     return {k: (one, other) for k, (one, other) in both.items() if str(one) != str(other)}
 
 
 def steps_before(log: Log) -> int:
-    """How many steps were taken before a log begins: its first entry comes later than an entry after another."""
+    """Steps taken before a log begins, judged by its first entry: it comes later than the interval between entries."""
     steps = [step for step, metrics in log.rows if metrics]
     return max(0, steps[0] - max(b - a for a, b in pairwise(steps))) if len(steps) > 1 else 0
 
 
 def _check_begins(log: Log, settings: Settings) -> None:
-    """Check that one run's settings are those of all its steps."""
+    """Check that a run's settings apply to all its steps."""
     read = [k for k in log.changed if k.replace("/", ".") in settings.read and not INCIDENTAL.fullmatch(k)]
     before = steps_before(log)
     if read:
@@ -308,7 +309,7 @@ def _check_begins(log: Log, settings: Settings) -> None:
 
 
 def _steps(log: Log, reader: LogReader) -> list[int]:
-    """The steps with a metric that is read."""
+    """The steps that log a metric that is read."""
     return sorted({step for step, metrics in log.rows if any(map(reader.layout.needed.match, metrics))})
 
 
@@ -317,7 +318,7 @@ def _first(log: Log, reader: LogReader) -> int:
 
 
 def _questions(settings: Settings, evaluation: LoggedEvaluation, sets: Sequence[str]) -> int | None:
-    """How many problems of a set were evaluated, as the user or the log says."""
+    """The number of problems evaluated in a set, according to the user or the log."""
     name = evaluation.problem_set
     own = settings.whole(f"questions.{name}", f"questions.{name.replace('/', '.')}")
     if own is None and len(sets) > 1 and settings.find("questions")[1] is not None:
@@ -349,16 +350,16 @@ def _row(
 
 
 RUN = "run"
-"""The column of a table that names the run."""
+"""The table column that names the run."""
 MOST_LISTED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """Settings that the user says; of those of one name the later one here counts.
+    """Settings given by the user; for the same name, fields listed later here take precedence.
 
     Attributes:
-        table: Of each run, as a table says it.
+        table: By run, from a table.
         runs: Run, name and value.
     """
 
@@ -368,23 +369,23 @@ class Given:
     file: str = ""
 
     def step_column(self, source: str) -> str | None:
-        """The column of steps of a file, which must be known before its runs are."""
+        """The step column of a file, which must be known before the file's runs are."""
         own = [v for run, name, v in self.runs if name == "step_column" and _is(run, source)]
         rows = [row.get("step_column") for run, row in self.table.items() if _is(run, source)]
         return next((v for v in (*own, self.every.get("step_column"), *rows) if v), None)
 
     def apart(self, one: str, other: str) -> bool:
-        """Return whether a setting is said of two logs with different values, so that they are no log of one run."""
+        """Return whether the user gave two logs different values of a setting, so they cannot be logs of one run."""
         said = [(run, *cell) for run, row in self.table.items() for cell in row.items()] + [*self.runs]
         of = [{k: v for run, k, v in said if _is(run, log) or _is(run, _short(log))} for log in (one, other)]
         return any(of[0][name] != of[1][name] for name in of[0].keys() & of[1].keys())
 
     def of(self, runs: Sequence[Sequence[str]], others: Sequence[str] = ()) -> list[dict[str, str]]:
-        """What is said of each run.
+        """The user's settings for each run.
 
         Args:
-            runs: The names of each, one for each logger that left it.
-            others: What else may be named and is no run, since it was not read.
+            runs: The names of each run, one for each logger that recorded it.
+            others: Other names that may occur and are not runs, since they were not read.
         """
         out = [dict[str, str]() for _ in runs]
         for name, row in self.table.items():
@@ -398,7 +399,7 @@ class Given:
         return out
 
     def _found(self, name: str, runs: Sequence[Sequence[str]], others: Sequence[str], where: str) -> list[int]:
-        """The run of a name, of the end of one, or else of a short one; none where it was not read."""
+        """The run with this name, path ending or else short name; none if it was not read."""
         exact = [k for k, own in enumerate(runs) if name in own]
         ends = [k for k, own in enumerate(runs) if any(_is(name, other) for other in own)]
         found = exact or ends or [k for k, own in enumerate(runs) if any(_is(name, _short(other)) for other in own)]
@@ -412,23 +413,23 @@ class Given:
 
 
 def _is(name: str, run: str) -> bool:
-    """Return whether a name is that of a run or the end of its path."""
+    """Return whether a name is a run's name or the end of its path."""
     name, run = name.replace("\\", "/"), run.replace("\\", "/")
     return run == name or run.endswith(f"/{name}")
 
 
 def _short(run: str) -> str:
-    """The name that its logger gave a run of several, as in ``trackio.db (n4)``, or a file's without its suffix."""
+    """The logger's name for one of several runs, as in ``trackio.db (n4)``, or a file's name without its suffix."""
     given = re.search(r" \(([^()]+)\)$", run)
     return given[1] if given else run.removesuffix(Path(run).suffix)
 
 
 def read_table(path: Path) -> dict[str, dict[str, str]]:
-    """Settings by run, from a CSV file with a column ``run`` and one of each setting; blank cells say nothing."""
+    """Settings by run, from a CSV file with a column ``run`` and one column per setting; blank cells give nothing."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         head = text.partition("\n")[0]
-        # As spreadsheets write it where the comma is in numbers.
+        # Spreadsheets write other delimiters if numbers contain commas.
         rows = list(csv.reader(io.StringIO(text), delimiter=max(",;\t", key=head.count), strict=True))
     except (OSError, ValueError, csv.Error) as error:
         raise BudgetError(f"{path}: cannot be read as a table of runs ({reason(error)})") from None
@@ -450,7 +451,7 @@ def read_table(path: Path) -> dict[str, dict[str, str]]:
 
 
 MOST_QUESTIONS = 20
-"""Settings that are asked for, of a run, at the most."""
+"""Most settings to ask for, per run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -458,10 +459,10 @@ class Patient:
     """A run that was found.
 
     Attributes:
-        rows: Of ``evals``; none where something is missing.
-        read: Names of the settings that it is read by; none where it could not be read to the end.
-        missing: Settings that nothing says, and what each may be, where that is known.
-        course: What its log says of its course, where it is the only run.
+        rows: Rows of ``evals``; none if something is missing.
+        read: Names of the settings that it is read by; none if reading could not finish.
+        missing: Settings that nothing gives, and what each may be, if known.
+        course: The course of the run from its log, if it is the only run.
     """
 
     name: str
@@ -479,7 +480,7 @@ class Patient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The runs that were found, what looks like a log and was not read, and how many files look like logs."""
+    """The runs that were found, what looks like a log but was not read, and how many files look like logs."""
 
     patients: list[Patient]
     unread: list[Unread]
@@ -489,7 +490,7 @@ class Report:
 def examine(
     sources: Sequence[str], given: Given, *, trainer: str | None = None, shared: Mapping[str, Any] | None = None
 ) -> Report:
-    """Find runs and say what is understood of each; ``shared`` is the configuration of all, if logs lack it."""
+    """Find runs and report what is understood of each; ``shared`` is a configuration for all, if logs lack it."""
     runs, unread, files = _found(sources, given, trainer, shared or {})
     if not unread and not runs:
         raise BudgetError(f"{', '.join(sources)}: no run of {', '.join(READERS)} found")
@@ -512,7 +513,7 @@ def examine(
 
 
 def _no_log(source: str, trainer: str | None) -> str:
-    """Why a file that looks like a log is none."""
+    """Why a file that looks like a log is not one."""
     with suppress(OSError, UnicodeError), Path(source).open(encoding="utf-8") as stream:
         if "rollouts_per_problem" in stream.readline(LONGEST_HEADER):
             return "is a table of evaluations and no log: isocompute-frontier fit reads it as it is"
@@ -520,13 +521,13 @@ def _no_log(source: str, trainer: str | None) -> str:
 
 
 LONGEST_HEADER = 10_000
-"""Characters of a first line that are read."""
+"""Characters to read of a first line."""
 
 
 def _found(
     sources: Sequence[str], given: Given, trainer: str | None, shared: Mapping[str, Any]
 ) -> tuple[list[tuple[Trainer, Log]], list[Unread], int]:
-    """The runs of some sources, what was not read, and how many files look like logs."""
+    """The runs in the sources, what was not read, and how many files look like logs."""
     by_trainer: dict[str, list[Log]] = {name: [] for name in TRAINERS}
     unread: list[Unread] = []
     files = 0
@@ -558,11 +559,12 @@ def _found(
 def ingest(
     name: str, sources: Sequence[str], *, config: Path | None = None, constants: Mapping[str, str] | None = None
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Turn a trainer's logs into an ``evals`` table, all of them or none.
+    """Turn a trainer's logs into an ``evals`` table, either all of them or none.
 
     Args:
         sources: Files, folders, ``runs:/ID``, ``mlflow:EXPERIMENT`` or tracking URIs.
-        constants: Settings by the trainer's own names, and ``questions`` and the like, which go before logs and config.
+        constants: Settings under the trainer's own names, and ``questions`` and the like. They take precedence over
+            logs and config.
 
     Returns:
         The table, and notes on which defaults of the trainer were used and what is biased.
@@ -588,28 +590,28 @@ def ingest(
 
 
 def _near(name: str, known: Set[str]) -> str:
-    """The setting that is probably meant, or all of them."""
+    """The setting that was probably meant, or all of them."""
     near = meant_by(name, known)
     return f"perhaps {near} is meant" if near else f"there are {', '.join(sorted(known))}"
 
 
 def to_be_filled_in(patients: Sequence[Patient]) -> str:
-    """A table of runs with all that is missing of any, to be given back with ``--runs``; blank where it is missing."""
+    """A table of runs with everything missing from any of them, to be passed back with ``--runs``; blank if missing."""
     columns = list(dict.fromkeys(name for patient in patients for name in patient.missing))
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([RUN, *columns])
     for patient in patients:
         known = [patient.settings.get(name) for name in columns]
-        # Others cannot be given again.
+        # Other values cannot be passed back.
         writer.writerow([patient.name, *(v if isinstance(v, bool | int | float | str) else "" for v in known)])
     return stream.getvalue()
 
 
 def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
-    """One ``evals`` table of all runs that are understood, at least one, and notes; runs alike are numbered."""
+    """One ``evals`` table of all understood runs, at least one, and notes; identical runs are numbered."""
     whole = [p for p in patients if p.rows]
-    # A curve of evaluations and one of training rewards are not of one quantity.
+    # Evaluation curves and training-reward curves measure different quantities.
     measured = [p for p in whole if not p.training] or whole
     parts, notes = [], []
     seen = Counter[tuple[Any, ...]]()
@@ -625,7 +627,7 @@ def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
 
 
 def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -> Patient:
-    """Read a run as far as it is understood, and gather all that is missing."""
+    """Read a run as far as it is understood, and collect everything missing."""
     said, training = dict(given), given.get("train_reward") == "true"
     patient = Patient(name=log.name, trainer=known, also=log.also, notes=(*log.notes, *log.left_out))
     read: set[str] = set()
@@ -653,10 +655,10 @@ def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping
 
 
 def _missing(read: Callable[[Mapping[str, str]], object], given: Mapping[str, str]) -> dict[str, str]:
-    """All settings that nothing says, and what each may be; ``read`` raises an error for one of them.
+    """All settings that nothing gives, and what each may be; ``read`` raises an error for one of them.
 
-    Each is asked for by an error, until something stands for it. What stands for it may contradict the log, or make
-    another one needless, so several numbers are tried.
+    Each missing setting raises an error until a placeholder stands for it. A placeholder may contradict the log, or
+    make another setting unnecessary, so several numbers are tried.
     """
     missing: dict[str, str] = {}
     for number in ("1", "2", "8"):
@@ -679,7 +681,7 @@ MOST_NAMED = 3
 
 
 def nothing_read(log: Log) -> str:
-    """Say what a run logged of which no evaluation is read, likely ones first."""
+    """List what a run logged if no evaluation in it is read, likely candidates first."""
     names = sorted(log.keys, key=lambda name: (not EVALUATION.match(name), not REWARD.match(name), name))
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"no evaluation is read of what it logged: {', '.join(names[:MOST_NAMED])}{more}"

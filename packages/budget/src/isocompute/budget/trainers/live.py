@@ -1,4 +1,4 @@
-"""A log that a trainer's logger still writes, read again where it has changed."""
+"""A log that a trainer's logger is still writing, read again whenever it has changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a log held when it was looked at; settled, and so whole, if nothing was written since the look before."""
+    """The content of a log at one look; settled, and so complete, if nothing was written since the previous look."""
 
     logs: tuple[Log, ...] = ()
     problem: str = ""
@@ -32,7 +32,7 @@ class Look:
 
 
 class LiveLog:
-    """A log that a trainer's logger still writes, and which may not be there yet; its trainer, once that is known."""
+    """A log that a logger is still writing and that may not exist yet; its trainer, once known."""
 
     def __init__(self, source: str, trainer: Trainer | None = None, *, step_column: str | None = None) -> None:
         if trainer is not None:
@@ -44,19 +44,19 @@ class LiveLog:
 
     @property
     def remote(self) -> bool:
-        """True where it is no file or folder."""
+        """True if it is not a file or folder."""
         return is_of_mlflow(self.source)
 
     @property
     def problem(self) -> str:
-        """Why what was there at the last look could not be read, or an empty text."""
+        """Why the content at the last look could not be read, or an empty text."""
         return self._last.problem
 
     def look(self) -> Look:
-        """Return what it holds now; files that have not changed are not read again.
+        """Return the current content; unchanged files are not read again.
 
         Raises:
-            TwoRunsError: One log has the entries of two runs.
+            TwoRunsError: One log holds the entries of two runs.
         """
         path: Path | None = Path(self.source)
         if self.remote:
@@ -69,14 +69,14 @@ class LiveLog:
             with suppress(sqlite3.Error), opened(path) as (database, tables):
                 made = has_metrics(database, tables)
             if not made:
-                # Whoever reads a store while it is being made makes both fail.
+                # Reading a store while it is being created makes both sides fail.
                 return self._last
         stamp = None if path is None else tuple(_stamps(path))
         if stamp is not None and stamp == self._stamp:
             self._last = replace(self._last, settled=True)
             return self._last
         logs, problem = self._read()
-        # A server has no times of files.
+        # A server has no file times.
         settled = stamp is None and logs == self._last.logs
         self._stamp, self._last = stamp, Look(logs=logs, problem=problem, settled=settled)
         return self._last
@@ -103,7 +103,7 @@ class LiveLog:
         return tuple(join_restarts(once(logs, reader), reader)), problem
 
     def _read_source(self, source: str) -> list[Log]:
-        """Read the runs of one source, and whose they are if that is not known yet."""
+        """Read the runs of one source, and determine their trainer if it is not known yet."""
         if self.trainer is None:
             found, unread = read_source(source)
             self.trainer = TRAINERS[next(iter(found))] if found else None
@@ -121,7 +121,7 @@ class LiveLog:
 
 
 def _stamps(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Sizes and times of the files that may be logs."""
+    """Sizes and times of files that may be logs."""
     paths = [path, path.with_name(f"{path.name}-wal")]
     if path.is_dir():
         paths = []

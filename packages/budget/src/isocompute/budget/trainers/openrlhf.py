@@ -1,18 +1,17 @@
 """OpenRLHF: ``rollout.batch_size`` counts prompts and ``train.batch_size`` counts samples.
 
-Read in ``openrlhf/cli/train_ppo_ray.py`` and ``openrlhf/trainer`` of 0.11.2: a rollout batch gets
-``rollout.batch_size × rollout.n_samples_per_prompt // train.batch_size`` optimizer steps, times ``train.max_epochs``.
-There is no setting for a number of steps: a run ends with its last episode, so M follows from ``data.max_samples``
-(prompts) and ``train.num_episodes``. An episode's last batch may be incomplete, and is trained on. Devices over
-``ds.tensor_parallel_size`` × ``ds.ring_attn_size`` are data-parallel ranks. The reference model has devices of its own,
-8 unless it is said, and colocation wants as many as the actor has. Releases before 0.10 spell the flags with
-underscores only.
+Read in ``openrlhf/cli/train_ppo_ray.py`` and ``openrlhf/trainer`` of 0.11.2: a rollout batch gets ``rollout.batch_size
+× rollout.n_samples_per_prompt // train.batch_size`` optimizer steps, times ``train.max_epochs``. No setting gives the
+number of steps: a run ends with its last episode, so M follows from ``data.max_samples`` (prompts) and
+``train.num_episodes``. An episode's last batch may be incomplete, and is trained on. The data-parallel ranks are the
+devices over ``ds.tensor_parallel_size`` × ``ds.ring_attn_size``. The reference model has its own devices, 8 by default;
+colocation needs as many as the actor has. Releases before 0.10 spell the flags only with underscores.
 
-``train/global_step`` counts rollout batches. An episode's last batch may hold fewer prompts: of a pass rate of 60 % it
-may have been 12 of 20, or 3 of 5. Up to 0.9.8 ``train/dynamic_filtering_pass_rate`` is the percentage of
-prompts (or of responses, alike) that passed; since 0.9.9 it is the responses that passed per 100 prompts, so n times as
-large. Up to 0.11 an episode that ends while a filtered prompt waits for its replacement drops the whole batch, of which
-nothing is logged.
+``train/global_step`` counts rollout batches. An episode's last batch may hold fewer prompts: with a pass rate of 60 %,
+it may have been 12 of 20, or 3 of 5. Up to 0.9.8, ``train/dynamic_filtering_pass_rate`` is the percentage of prompts
+(or of responses, which is the same) that passed. Since 0.9.9, it is the number of responses that passed per 100
+prompts, so n times as large. Up to 0.11, an episode that ends while a filtered prompt waits for its replacement drops
+the whole batch, and logs nothing of it.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ def _parse(settings: Settings) -> Batching:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run: pass1 is the mean over the evaluation's samples, pass-k its best of k."""
+    """The evaluations of a run: pass1 is the mean over the evaluation's samples, pass-k their best of k."""
     evaluated = {step for step, metrics in log.rows if any(METRIC.match(name) for name in metrics)}
     if not evaluated:
         return []
@@ -172,7 +171,7 @@ def _counting(log: Log, settings: Settings) -> Counting:
 
 
 def _short(log: Log, settings: Settings, most: int) -> dict[int, tuple[int | None, int]]:
-    """By how many rollouts steps may be wrong because they may end an episode, where its prompts are not known."""
+    """Possible error, in rollouts, of steps that may end an episode, if the number of prompts is unknown."""
     steps = sorted({step for step, _ in log.rows if step})
     episodes = settings.whole("train.num_episodes", "num_episodes") or 1
     length = -(-steps[-1] // episodes) if steps else 1
@@ -181,14 +180,14 @@ def _short(log: Log, settings: Settings, most: int) -> dict[int, tuple[int | Non
 
 
 def _taken(log: Log, whole: int | None, n: int, batch: int, share: float) -> dict[int, tuple[int | None, int]]:
-    """Rollouts of each step by its pass rate (``share`` where every prompt passes), and how wrong they may be."""
+    """Rollouts of each step from its pass rate (``share`` if every prompt passes), and their possible error."""
     counts: dict[int, tuple[int | None, int]] = {}
     left = whole
     for step, metrics in log.rows:
         if metrics.get(RATE, 0.0) <= 0:
             continue
         passed = metrics[RATE] / share
-        # As many prompts were taken as passed the filter, over the share of them that did.
+        # The prompts taken are those that passed the filter over the share that passed.
         likely = batch / passed
         if not likely < LARGEST_COUNT:
             raise BudgetError(f"{log.name}: {RATE} is {metrics[RATE]:g} at step {step}, which is impossible")
@@ -201,7 +200,8 @@ def _taken(log: Log, whole: int | None, n: int, batch: int, share: float) -> dic
         elif left in fitting:
             few = many = left
         elif full and left is not None and whole is not None and likely <= whole:
-            # All that was left was sampled, if not to its end, and dropped with the batch that it did not fill.
+            # All remaining prompts were sampled, perhaps not to the end, and dropped with the batch that they did not
+            # fill.
             counts[step] = (round(likely) + left) * n, (left - 1) * n
             left = whole - round(likely) or whole
             continue
@@ -214,7 +214,7 @@ def _taken(log: Log, whole: int | None, n: int, batch: int, share: float) -> dic
 
 
 def _unlogged(log: Log, settings: Settings, n: int, problems: int) -> tuple[int | None, str, float | None]:
-    """Rollouts of a step and why they are not known, and the pass rate where every prompt passes, if one is logged."""
+    """Rollouts of a step, why they are unknown, and the pass rate if every prompt passes, if one is logged."""
     rates = [metrics[RATE] for _, metrics in log.rows if RATE in metrics]
     at_once = settings.whole("rollout.vllm_generate_batch_size", "vllm_generate_batch_size") or problems
     given = settings.whole("rollouts_per_step")
@@ -253,7 +253,7 @@ def _scores(metrics: Mapping[str, float], samples: int) -> dict[str, Score]:
             k = int(match["k"])
             by_set.setdefault(match["set"], {})[f"avg_at_{samples}" if k == 1 else f"best_at_{k}"] = value
     by_set = {name: scores for name, scores in by_set.items() if f"avg_at_{samples}" in scores}
-    # Since 0.11 of all sets together.
+    # Since 0.11 it covers all sets together.
     responses = metrics.get(RESPONSES, 0.0) if len(by_set) == 1 else 0.0
     return {
         name: Score(
@@ -275,7 +275,7 @@ OPENRLHF = Trainer(
     parse=_parse,
     logs=LogReader(
         layout=LogLayout(
-            # Evaluations are rows of their own in W&B, with a step of their own.
+            # In W&B, evaluations are separate rows with their own step.
             steps=("train/global_step", "eval/global_step", "global_step", "step"),
             needed=re.compile(rf"{METRIC.pattern}|{RATE}$|{LENGTH}$"),
         ),

@@ -1,19 +1,20 @@
-"""Trainers of which the settings alone are known.
+"""Trainers for which only the settings are known.
 
 open-instruct: ``total_episodes`` counts rollouts, and M = total_episodes // (prompts × samples).
 
 Read in ``open_instruct/grpo_fast.py``, ``grpo_utils.py`` and ``data_loader.py`` of August 2026: a batch of
 ``num_unique_prompts_rollout`` prompts with ``num_samples_per_prompt_rollout`` responses each is split into
 ``num_mini_batches``, each an optimizer step. ``per_device_train_batch_size`` counts packed sequences and is left alone.
-Learners over ``sequence_parallel_size`` are data-parallel ranks; above 1 it needs ``deepspeed_stage`` 3.
+The data-parallel ranks are the learners over ``sequence_parallel_size``; above 1, this needs ``deepspeed_stage`` 3.
 
 NeMo-RL: ``grpo.num_prompts_per_step`` counts prompts, ``policy.train_global_batch_size`` counts samples.
 
 Read in ``examples/configs/grpo_math_1B.yaml``, ``nemo_rl/algorithms/grpo.py`` and ``models/policy/lm_policy.py`` of
-August 2026: a step's samples are trained on in global batches, each an optimizer step; ``grpo.max_num_steps`` and
-``grpo.max_num_epochs`` end a run, whichever comes first. Tensor and context parallelism are ``policy.dtensor_cfg``'s,
-pipeline parallelism needs ``policy.megatron_cfg`` in its place. With ``policy.generation.colocated.enabled`` false the
-engine takes devices or whole nodes of the cluster away from training.
+August 2026: a step's samples are trained on in global batches, each an optimizer step. ``grpo.max_num_steps`` or
+``grpo.max_num_epochs`` ends a run, whichever comes first. Tensor and context parallelism are set in
+``policy.dtensor_cfg``; pipeline parallelism needs ``policy.megatron_cfg`` instead. With
+``policy.generation.colocated.enabled`` false, the engine takes devices or whole nodes of the cluster away from
+training.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _write_open_instruct(run: RunPlan) -> Configuration:
             "num_epochs": 1,
             "async_steps": 1,
             "num_learners_per_node": learners,
-            # open-instruct refuses to filter groups of one, all of which it would drop.
+            # open-instruct refuses to filter groups of one, since it would drop all of them.
             "filter_zero_std_samples": False if a.rollouts_per_problem == 1 else None,
             "sequence_parallel_size": sequences,
             "deepspeed_stage": sequences and 3,
@@ -125,7 +126,7 @@ def _write_nemo_rl(run: RunPlan) -> Configuration:
 
 
 def _degrees(run: RunPlan) -> dict[str, Value]:
-    """Settings of parallelism, and the learning rate, which is among the backend's."""
+    """Parallelism settings and the learning rate, which belongs to the backend's settings."""
     p = run.parallelism
     if p.pipeline > 1:
         return {

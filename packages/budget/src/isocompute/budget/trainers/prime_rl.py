@@ -1,17 +1,16 @@
 """prime-rl: ``orchestrator.batch_size`` counts samples, in groups of ``orchestrator.group_size``.
 
 Read in ``packages/prime-rl-configs`` of August 2026 (``orchestrator.py``, ``trainer.py``, ``rl.py``): the batch must be
-a multiple of the group, a source of problems may set a ``group_size`` of its own, and ``max_steps`` is shared by
-trainer and orchestrator. Micro-batches are packed by tokens (``seq_len``), so there is no setting for them; the model
-is spread by ``trainer.model.cp`` (context) and by nothing else. On several machines ``deployment.num_infer_nodes``
-must be above 0, with an ``[inference]`` and a ``[slurm]`` section beside it. Before 2026 the group was
-``rollouts_per_example``.
+a multiple of the group. A source of problems may set its own ``group_size``. Trainer and orchestrator share
+``max_steps``. Micro-batches are packed by tokens (``seq_len``), so no setting gives their size. The model is spread
+only by ``trainer.model.cp`` (context). On several machines, ``deployment.num_infer_nodes`` must be above 0, and an
+``[inference]`` and a ``[slurm]`` section are needed. Before 2026, the group was ``rollouts_per_example``.
 
-Logs (``src/prime_rl/orchestrator`` of November 2026): an evaluation's step has not been taken yet.
-``progress/rollouts`` and ``progress/tokens`` are of one step and of all that came back, prompts included;
-``progress/output_tokens`` is of what was shipped only, and ``train/agg/all/num_output_tokens/mean`` of all. What was
-cancelled on its way is counted apart. ``avg@k`` is the mean of any reward, over the responses without an error;
-``pass@k`` and ``pass^k`` are logged where all rewards are 0 or 1.
+Logs (``src/prime_rl/orchestrator`` of November 2026): the step of an evaluation has not been taken yet.
+``progress/rollouts`` and ``progress/tokens`` cover one step and everything that came back, prompts included.
+``progress/output_tokens`` covers only what was shipped, and ``train/agg/all/num_output_tokens/mean`` everything.
+Rollouts cancelled in flight are counted apart. ``avg@k`` is the mean of any reward, over the responses without an
+error. ``pass@k`` and ``pass^k`` are logged if all rewards are 0 or 1.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .logs.log import Log, LogLayout
 from .settings import Batching, Configuration, RunPlan, Settings, Value, exact_quotient, product
 from .trainer import LogReader, Trainer
 
-# A list of tables: in a file, or one entry a flag (--orchestrator.train.source.0.group-size 8).
+# A list of tables: in a file, or one entry per flag (--orchestrator.train.source.0.group-size 8).
 METRIC = re.compile(
     r"^eval/(?P<env>.+?)(?:/(?P<subset>all|effective)(?P<agent>/[^/]+)?)?/"
     r"(?P<what>avg@|pass@|pass\^)(?P<k>\d+)$"
@@ -43,7 +42,7 @@ SOURCES = ("orchestrator.train.source", "orchestrator.train.env", "orchestrator.
 def _write(run: RunPlan) -> Configuration:
     a = run.allocation
     nodes, per_node = run.nodes
-    # One machine holds at least one device for inference in addition to those that train.
+    # One machine needs at least one device for inference besides those that train.
     one_machine = run.world_size < run.gpus_per_node
     deployment: dict[str, Value] = (
         {"deployment.type": "single_node", "deployment.num_train_gpus": run.world_size}
@@ -106,7 +105,7 @@ def _parse(settings: Settings) -> Batching:
 
 
 def _group(settings: Settings) -> int | None:
-    """The group: that of the sources of problems where they set one, otherwise the orchestrator's."""
+    """The group size: from the sources of problems if they set one, otherwise from the orchestrator."""
     sources = _sources(settings)
     own = {number: value for number, value in sources.items() if value is not None}
     shared = None
@@ -129,7 +128,7 @@ def _group(settings: Settings) -> int | None:
 
 
 def _sources(settings: Settings) -> dict[str, Value]:
-    """The ``group_size`` of every source of training problems, by its index; None where a source leaves it open."""
+    """The ``group_size`` of every source of training problems, by index; None if a source does not set it."""
     sizes: dict[str, Value] = {}
     for name in SOURCES:
         for key, value in settings.values.items():
@@ -141,9 +140,9 @@ def _sources(settings: Settings) -> dict[str, Value]:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run; pass^k, all of k right, is the unbiased worst@k.
+    """The evaluations of a run; pass^k (all k right) is the unbiased worst@k.
 
-    An evaluation logged at step s began when the batches of the steps before s had been shipped.
+    An evaluation logged at step s began once the batches of the steps before s were shipped.
     """
     found: dict[int, dict[str, Score]] = {}
     for step, metrics in log.rows:
@@ -155,9 +154,9 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
                 samples=samples,
                 scores=scores,
                 metric=f"eval/{env}/avg@{samples}",
-                # Since 0.8 responses with an error may be left out, so that it is not known how many there are.
+                # Since 0.8, responses with an error may be left out, so their number is unknown.
                 spread=None if subset else Spread(size=1),
-                # It computes them where all rewards are 0 or 1, and only there.
+                # prime-rl computes these only if all rewards are 0 or 1.
                 binary=any(not name.startswith("avg") for name in scores),
             )
     if not found:
@@ -182,7 +181,7 @@ def _required_group(log: Log, settings: Settings, batching: Batching) -> int:
 
 
 def _length(metrics: Mapping[str, float]) -> tuple[float, bool]:
-    """Mean response tokens of a step, and whether prompts are left out."""
+    """Mean response tokens of a step, and whether prompts are excluded."""
     mean = metrics.get("train/agg/all/num_output_tokens/mean")
     if mean is not None:
         return mean, True
@@ -190,7 +189,7 @@ def _length(metrics: Mapping[str, float]) -> tuple[float, bool]:
     tokens, count = metrics.get("progress/tokens", 0.0) if decoded is None else decoded, metrics[ROLLOUTS]
     out, into = metrics.get("progress/output_tokens"), metrics.get("progress/input_tokens")
     if decoded is None and out is not None and into is not None and out + into > 0:
-        # Of what was shipped; what was discarded is taken to be like it.
+        # This covers what was shipped; discarded responses are assumed to be alike.
         return tokens * out / (out + into) / max(count, 1), True
     return tokens / max(count, 1), decoded is not None
 
@@ -203,7 +202,7 @@ def _cancelled(metrics: Mapping[str, float], n: int) -> int:
 def _counting(log: Log, settings: Settings, batching: Batching, evaluated: int = 1) -> Counting:
     """The run's count, from the first step that was trained or ``evaluated``: 0 before prime-rl 0.7, then 1.
 
-    A batch takes what trains; groups whose rewards are all equal are discarded and replaced, so that more is
+    A batch holds what is trained on. Groups whose rewards are all equal are discarded and replaced, so more is
     generated than the batch holds.
     """
     n, logged = _required_group(log, settings, batching), log.keys
@@ -232,7 +231,7 @@ def _counting(log: Log, settings: Settings, batching: Batching, evaluated: int =
 
 
 def _scores(metrics: Mapping[str, float]) -> dict[str, tuple[str, dict[str, float]]]:
-    """Metric columns by environment, and the subset they are of: the clean rollouts where there are two."""
+    """Metric columns by environment, and their subset: the clean rollouts if there are two."""
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for name, value in metrics.items():
         match = METRIC.match(name)

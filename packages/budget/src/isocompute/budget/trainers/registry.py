@@ -21,12 +21,12 @@ from .verl import VERL
 
 TRAINERS: Mapping[str, Trainer] = {
     known.name: known
-    # ms-swift's logs are TRL's with marks of their own.
+    # ms-swift's logs are TRL's with marks of their own, so it comes first.
     for known in (SWIFT, TRL, VERL, OPENRLHF, PRIME_RL, SKYRL, TINKER, SLIME, OPEN_INSTRUCT, NEMO_RL)
 }
 """Every trainer that an allocation can be written for."""
 READERS: Mapping[str, LogReader] = {name: known.logs for name, known in TRAINERS.items() if known.logs is not None}
-"""Of those whose logs are read, how."""
+"""The log readers of trainers whose logs are read."""
 
 
 def trainer(name: str) -> Trainer:
@@ -55,13 +55,13 @@ def read(
     problems: int | None = None,
     where: str = "the settings",
 ) -> Batching:
-    """Read a trainer's settings as the batches that they make.
+    """Read a trainer's settings as the batches that they produce.
 
     Args:
-        settings: Dotted keys and their values. Those from which neither batches nor steps follow are ``ignored``, and
-            ``inconsistent`` names each that looks like a misspelling of one that does.
-        world_size: Devices that train, where the settings do not say (TRL).
-        problems: D, problems in the training set, where steps follow from epochs.
+        settings: Dotted keys and their values. Those that determine neither batches nor steps are ``ignored``;
+            ``inconsistent`` names each of these that looks like a misspelling of one that does.
+        world_size: Devices that train, if the settings do not say (TRL).
+        problems: D, problems in the training set, if steps follow from epochs.
     """
     if world_size is not None:
         whole(world_size, "world_size", least=1)
@@ -73,9 +73,9 @@ def read(
 
 
 def noticed(title: str, values: Mapping[str, Value], batching: Batching, read: Set[str]) -> Batching:
-    """The batches, with the settings given that are not among those ``read``, and those of them that look misspelt."""
+    """The batches, with the given settings that are not among those ``read``, and with those that look misspelt."""
     given = {key for key, value in values.items() if value is not None}
-    # Those that look like one that is read come first.
+    # Settings that resemble one that is read come first.
     ignored = tuple(sorted((key for key in values if key in given - read), key=lambda key: not meant_by(key, read)))
     misspelt = [
         f"{key} is no setting that {title}'s batches follow from: did you mean {meant}?"

@@ -1,7 +1,7 @@
-"""Logs below folders: every file that looks like one is read, or named with the reason why it was not.
+"""Logs in folders: every file that looks like one is read, or reported with the reason why it was not.
 
-A file looks like a log by its name or its content, and its metrics say which trainer left it. Whatever is readable and
-holds none of a trainer's metrics is something else.
+A file looks like a log by its name or its content, and its metrics tell which trainer wrote it. A readable file without
+any trainer's metrics is not a log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .settings import Settings, load, plain
 from .trainer import LogReader, Trainer
 
 NAMED = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".wandb", ".db")
-"""Suffixes of files that look like logs, also where they are compressed; of others, the content says it."""
+"""Suffixes of files that look like logs, also if compressed; other files are judged by their content."""
 LOGS = (*NAMED, ".log", ".txt", ".out")
 """Suffixes of files that loggers write to."""
 SKIPPED = {".git", ".venv", "node_modules", "__pycache__", "completions"}
@@ -47,19 +47,19 @@ NO_LOGS = re.compile(
     r"|safetensors|so|c|cc|cpp|h|cu|rs|go|java|xml)",
     re.IGNORECASE,
 )
-"""Suffixes of files that are no logs, though they may name metrics."""
+"""Suffixes of files that are not logs, though they may mention metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """A file that looks like a log and was not read."""
+    """A file that looks like a log but was not read."""
 
     source: str
     reason: str
 
 
 def log_sources(source: str) -> tuple[list[str], list[Unread]]:
-    """Find what may be logs of runs below a source, to be read one by one, and what cannot be opened.
+    """Find possible logs of runs under a source, to be read one by one, and what cannot be opened.
 
     Only regular files are opened, and links to folders are not followed.
     """
@@ -82,13 +82,13 @@ def _below(root: Path) -> tuple[list[str], list[Unread]]:
 
     for folder, below, files in os.walk(root, onerror=closed):
         here = Path(folder)
-        # A store of MLflow's own files, such as mlruns.
+        # MLflow's file store, such as mlruns.
         if any(b"artifact_location" in _head(meta) for meta in sorted(here.glob("*/meta.yaml"))[:3]):
             sources.append(here.resolve().as_uri())
             below.clear()
             continue
         links = [here / name for name in below if name not in SKIPPED and (here / name).is_symlink()]
-        # What a link leads to is read where it lies, if that is below the root too.
+        # A link's target is read at its own place if that is under the root too.
         away = [link for link in links if not link.resolve().is_relative_to(root.resolve())]
         unread += [Unread(source=str(link), reason="links to another folder: name that one") for link in sorted(away)]
         below[:] = sorted(name for name in below if name not in SKIPPED and here / name not in links)
@@ -116,7 +116,7 @@ def _no_file(path: Path) -> Unread:
 
 
 def _source_of(path: Path) -> str | None:
-    """The source that a file is read as, or None where it is no log."""
+    """The source that a file is read as, or None if it is not a log."""
     if _head(path).startswith(SQLITE):
         return _database(path)
     if path.suffix.lower() == ".parquet" and _footer(path):
@@ -130,19 +130,19 @@ def _source_of(path: Path) -> str | None:
 
 
 def _database(path: Path) -> str | None:
-    """A database of MLflow's as a tracking URI, or one of Trackio's; None for others and where nothing was logged."""
+    """An MLflow database as a tracking URI, or a Trackio database; None for others and if nothing was logged."""
     try:
         with opened(path) as (database, tables):
             if not (has_metrics(database, tables) if "metrics" in tables else "experiments" in tables):
                 return None
     except (sqlite3.Error, OSError, ValueError):
-        # Who reads it says what is wrong with it.
+        # Its reader says what is wrong with it.
         return str(path)
     return f"sqlite:///{path.resolve()}" if tables >= OF_MLFLOW else str(path)
 
 
 def _head(path: Path, length: int = 2**12) -> bytes:
-    """The first bytes of a regular file; none of anything else."""
+    """The first bytes of a regular file; none for anything else."""
     with suppress(OSError):
         if path.is_file():
             with path.open("rb") as stream:
@@ -151,13 +151,13 @@ def _head(path: Path, length: int = 2**12) -> bytes:
 
 
 def _kind(path: Path) -> str:
-    """The kind of a file that says it itself, whatever its name."""
+    """The kind of a file from its content, whatever its name."""
     head = _head(path, 64)
     return "wandb" if head.startswith(WANDB) else "events" if EVENTS_BEGIN in head else ""
 
 
 LONGEST = 2**26
-"""Bytes of a text that are searched for metrics."""
+"""Most bytes of a text to search for metrics."""
 KEYS = (
     # JSON, veRL's console and the first row of a table.
     re.compile(r"\"([^\"\\\n]{3,200})\"\s*:\s*(?:-?\d|null|NaN)"),
@@ -167,7 +167,7 @@ KEYS = (
 
 @cache
 def _trainers_of(key: str) -> frozenset[str]:
-    """The trainers that log a metric and no other one does."""
+    """The trainers that log a metric and that no other one logs."""
     found = set()
     for name, reader in READERS.items():
         entry = reader.layout.entry
@@ -177,14 +177,14 @@ def _trainers_of(key: str) -> frozenset[str]:
 
 
 def mentioned(path: Path) -> set[str]:
-    """Names of the trainers of whose metrics a text or a Parquet file holds one, each as a key of numbers."""
+    """Names of the trainers that a text or Parquet file holds a metric of, as the key of a number."""
     footer = _footer(path)
     if footer:
-        # Names of columns are plain text there; polars may not survive a damaged one.
+        # Column names are plain text there; polars may crash on a damaged file.
         return set().union(*map(_trainers_of, re.findall(r"[\w@./-]+", footer.decode("utf-8", "replace"))))
     text = _text(path)
     if path.suffix.lower() == ".json" and not re.match(r"\s*\{.+\}\s*\n|[^\0]*\"log_history\"", text):
-        # A document, such as the results at a run's end, and no log.
+        # A document, such as the results at a run's end, is not a log.
         return set()
     keys = {key for pattern in KEYS for key in pattern.findall(text)}
     cells = re.split(r"[,;\t]", text.strip("\ufeff\n\r ").partition("\n")[0])
@@ -193,7 +193,7 @@ def mentioned(path: Path) -> set[str]:
 
 
 def _footer(path: Path) -> bytes:
-    """Where a Parquet file says what is in it; empty where a file is none, or has lost its end."""
+    """The part of a Parquet file that describes its content; empty if it is not Parquet or is truncated."""
     with suppress(OSError, ValueError), path.open("rb") as stream:
         size = stream.seek(-8, os.SEEK_END)
         length = int.from_bytes(stream.read(4), "little")
@@ -208,13 +208,13 @@ def _is_packed(path: Path) -> bool:
 
 
 def _text(path: Path) -> str:
-    """The beginning of a text; empty where it cannot be unpacked or is none."""
+    """The beginning of a text; empty if it cannot be unpacked or is not text."""
     if _is_packed(path):
         with suppress(BudgetError):
             if name_of(path).suffix.lower() in (*LOGS, ".json", ""):
                 return text_of(path, content(path))
         return ""
-    # Blocks that a file system lost are full of zeros, and no sign of a binary file.
+    # Lost blocks of a file system read as zeros, which does not make the file binary.
     begin = re.sub(rb"\0{64,}", b"", _head(path))
     if begin.count(0) + begin.decode("utf-8", "replace").count("\ufffd") > 0.6 * len(begin):
         return ""
@@ -227,7 +227,7 @@ def _text(path: Path) -> str:
 def read_source(
     source: str, trainer: str | None = None, *, step_column: str | None = None
 ) -> tuple[dict[str, list[Log]], list[Unread]]:
-    """The runs of a log by the trainer that left them, and what was not read and why; neither where it is none."""
+    """The runs of a log by trainer, and what was not read and why; neither if it is not a log."""
     path = Path(source)
     if not path.exists() and is_of_mlflow(source):
         return _stored(source, trainer)
@@ -241,7 +241,7 @@ def read_source(
 
 
 def _stored(source: str, trainer: str | None) -> tuple[dict[str, list[Log]], list[Unread]]:
-    """The runs of a store of MLflow's, each read for itself."""
+    """The runs of an MLflow store, each read separately."""
     found: dict[str, list[Log]] = {}
     unread: list[Unread] = []
     for name, metrics, read in runs_of(source):
@@ -278,13 +278,13 @@ def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: st
             found[name] = own
             claimed |= {log.name for log in own}
         if own and all(log.name == source for log in logs):
-            # Files of one run each; what holds several may hold those of several trainers.
+            # These files hold one run each; a file with several may hold runs of several trainers.
             break
     if found or not problems:
         return found
     theirs = mentioned(Path(source)) if Path(source).is_file() else set(problems)
     for name in [*(name for name in problems if name in theirs), *problems]:
-        # What some layout fits is read, and no log unless it holds what the others read.
+        # A file that fits some layout is read, but is a log only if it holds what the other readers need.
         damaged = len(problems) == len(readers) and isinstance(problems[name], DamagedLogError)
         if name in theirs or damaged or trainer is not None or _is_decided(Path(source)):
             raise problems[name]
@@ -292,7 +292,7 @@ def _claimed(source: str, logs_in: Callable[[LogLayout], list[Log]], trainer: st
 
 
 def _is_decided(path: Path) -> bool:
-    """Return whether a file that no trainer's layout fits is a log by its name, or may have been one that was cut."""
+    """Return whether a file that fits no trainer's layout is a log by its name, or may be one that was cut off."""
     if path.name.startswith(EVENTS) or _kind(path):
         return bool(read_logs(str(path), _anyones()))
     if path.name == STATE or name_of(path).suffix.lower() in (".wandb", ".db"):
@@ -303,28 +303,28 @@ def _is_decided(path: Path) -> bool:
 
 @cache
 def _anyones() -> LogLayout:
-    """The layout of a log of any trainer, to see whether there are metrics of one at all."""
+    """The layout of any trainer's log, to see whether it holds any trainer's metrics."""
     marks = "|".join(re.sub(r"\(\?P<\w+>", "(", reader.marks.pattern) for reader in READERS.values())
     steps = dict.fromkeys([*(step for reader in READERS.values() for step in reader.layout.steps), *LOG_CALLS])
     return LogLayout(steps=tuple(steps), needed=re.compile(f"(?:train/|eval/)?(?:{marks})"))
 
 
 BESIDE = (".hydra/config.yaml", "config.yaml", "config.json", "args.json")
-"""Configurations that lie beside a log or in the folder above."""
+"""Configuration files beside a log or in the folder above."""
 ANYBODYS = {"num_processes", "nproc_per_node", "nnodes", "world_size", "max_steps", "num_train_epochs", "eval_strategy"}
-"""Settings that the files of launchers and other trainers have too."""
+"""Settings that launchers' and other trainers' files contain too."""
 
 
 @cache
 def _names(name: str) -> frozenset[str]:
-    """Names of the settings that say a trainer's batches."""
+    """Names of the settings that determine a trainer's batches."""
     empty = Settings(values={}, where=name)
     TRAINERS[name].parse(empty)
     return frozenset(empty.read - ANYBODYS)
 
 
 def with_settings_beside(log: Log, source: str, known: Trainer, shared: Mapping[str, Any]) -> Log:
-    """A log with the settings of the nearest configuration beside it, where it and the ``shared`` one lack them."""
+    """Add to a log the settings of the nearest configuration beside it that the log and ``shared`` lack."""
     path = Path(source)
     folder, notes = path if path.is_dir() else path.parent, []
     for file in [Path(os.path.normpath(f / name)) for f in (folder, folder / "..") for name in BESIDE]:
@@ -352,16 +352,16 @@ def with_settings_beside(log: Log, source: str, known: Trainer, shared: Mapping[
 
 
 MOST_DIFFERING = 5
-"""Settings that are named where two logs of one run differ in them."""
+"""Most differing settings to name for two logs of one run."""
 
 
 def once(
     logs: Sequence[Log], reader: LogReader, apart: Callable[[str, str], bool] = lambda one, other: False
 ) -> list[Log]:
-    """Merge logs of the same run: the longest one's rows, what only the others have of them, and all configurations.
+    """Merge logs of the same run: the longest one's rows, values that only the others have, and all configurations.
 
     Args:
-        apart: Whether two logs, by their names, are known to be of two runs.
+        apart: Whether two logs, given by name, are known to belong to different runs.
     """
     out: list[Log] = []
     for log in sorted(logs, key=lambda log: -len(log.rows)):
@@ -370,7 +370,7 @@ def once(
         if same is None:
             out.append(log)
         else:
-            # A logger may have been killed before its last entry, an evaluation, was written.
+            # A logger may have been killed before it wrote its last entry, an evaluation.
             kept = re.compile(rf"trainer_state\.|{reader.layout.needed.pattern}")
             rows = {s: own for s, m in log.rows if (own := {k: v for k, v in m.items() if kept.match(k)})}
             rows |= {s: {**rows.get(s, {}), **m} for s, m in out[same].rows}
@@ -389,7 +389,7 @@ def once(
 
 
 def _same(one: Log, other: Log, reader: LogReader) -> bool:
-    """Return whether two logs are of one run: all that both logged is alike, and so are seed and learning rate."""
+    """Return whether two logs are of one run: all values that both logged agree, and so do seed and learning rate."""
     configs = plain(one.config, one.name), plain(other.config, other.name)
     for name in (*reader.seeds, *reader.learning_rates):
         values = {config[name] for config in configs if isinstance(config.get(name), int | float)}

@@ -1,6 +1,6 @@
-"""A trainer's settings: of a planned run, written; from files, flags or logs, read as the batches that they make.
+"""A trainer's settings: written for a planned run, or read from files, flags or logs as the batches that they produce.
 
-Files are YAML, JSON, TOML and launch scripts. What is missing is said, with how to give it.
+Files are YAML, JSON, TOML and launch scripts. Missing settings are reported, with how to give them.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from .logs.log import flat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """A trainer's batches as its settings make them: generated at once, and trained on in optimizer steps.
+    """A trainer's batches according to its settings: generated at once, and trained on in optimizer steps.
 
     A trainer that samples 1,024 problems at once and splits them into four optimizer steps generates 1,024 problems
-    every four steps of 256; one that accumulates four generation batches of one problem takes a step of 4. None is what
-    cannot be known.
+    every four steps of 256. One that accumulates four generation batches of one problem takes a step of 4. None stands
+    for what cannot be known.
 
     Attributes:
         problems_per_batch: B_p, problems that one optimizer step trains on.
         update_steps: M, optimizer steps.
         problems_generated: Problems that are generated at once.
         generations: How often that happens in the whole run.
-        updates: Optimizer steps of what is generated at once; below 1 where a step takes several such batches.
-        baseline_rollouts: Responses for each problem in addition to n and not trained on (veRL's remax: 1).
-        unknown: What the settings leave open, and how to state it.
+        updates: Optimizer steps per generation batch; below 1 if a step takes several such batches.
+        baseline_rollouts: Responses per problem beyond n that are not trained on (veRL's remax: 1).
+        unknown: What the settings leave open, and how to give it.
         inconsistent: Contradictions, and settings that do not do what they seem to.
         notes: Defaults that were assumed, and what is generated in addition.
-        ignored: Settings from which neither batches nor steps follow.
+        ignored: Settings that determine neither batches nor steps.
     """
 
     problems_per_batch: int | None
@@ -59,7 +59,7 @@ class Batching:
 
     @property
     def allocation(self) -> Allocation | None:
-        """The split, when all three parts are known; it generates B_p · n · M unless batches are used again."""
+        """The split, if all three parts are known; it generates B_p · n · M unless batches are reused."""
         problems, n, steps = self.problems_per_batch, self.rollouts_per_problem, self.update_steps
         if problems is None or n is None or steps is None:
             return None
@@ -78,7 +78,7 @@ class Batching:
 
 
 Value = bool | int | float | str | None | list["Value"] | dict[str, "Value"]
-"""A setting's value, as YAML, JSON, TOML and flags can hold it."""
+"""A setting's value in YAML, JSON, TOML or flags."""
 
 Style = Literal["dashes", "hyphens", "hydra"]
 """The form of a trainer's flags: ``--the_key value``, ``--the-key value`` or ``the_key=value``."""
@@ -87,7 +87,7 @@ MEGATRON = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "conte
 """Megatron's names of tensor, pipeline and context parallelism."""
 
 MICRO_BATCH = 8
-"""Largest micro-batch of a rank, in rollouts, unless one is given."""
+"""Default for the largest micro-batch of a rank, in rollouts."""
 
 MOST_DEVICES = 2**20
 """More devices than this are refused as a mistake."""
@@ -103,7 +103,7 @@ def _check_devices(number: int, name: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
-    """The devices that share one copy of the model while it is trained.
+    """The devices that share one copy of the model in training.
 
     They share each layer's matrices (tensor), its layers (pipeline) or each sequence (context, ring-attention or
     Ulysses sequence parallelism).
@@ -124,11 +124,11 @@ class Parallelism:
 
     @property
     def devices(self) -> int:
-        """Devices that hold one copy of the model together."""
+        """Devices that together hold one copy of the model."""
         return self.tensor * self.pipeline * self.context
 
     def megatron(self, prefix: str) -> dict[str, Value]:
-        """The three degrees by Megatron's names behind a prefix."""
+        """The three degrees by Megatron's names with a prefix."""
         return {f"{prefix}{name}": degree for name, degree in zip(MEGATRON, self.degrees.values(), strict=True)}
 
     def __str__(self) -> str:
@@ -137,15 +137,15 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """A run to be configured in a trainer's settings.
+    """A run to write as a trainer's settings.
 
-    With 16 devices, tensor parallelism of 4 and context parallelism of 2 there are 2 data-parallel ranks, and each
+    With 16 devices, tensor parallelism of 4 and context parallelism of 2 there are 2 data-parallel ranks, each of which
     trains on half of a batch.
 
     Attributes:
         micro_batch: Rollouts that a data-parallel rank holds in one forward and backward pass; None takes the largest
-            divisor of its share of the batch up to 8. It changes memory and speed and nothing that is learned.
-        problems: D, problems in the training set; None when it is not known.
+            divisor of its share of the batch up to 8. It changes memory and speed, but not what is learned.
+        problems: D, problems in the training set; None if unknown.
     """
 
     allocation: Allocation
@@ -198,18 +198,18 @@ class RunPlan:
 
     @property
     def pass_rollouts(self) -> int:
-        """Rollouts of one pass of a data-parallel rank."""
+        """Rollouts in one pass of a data-parallel rank."""
         return self.micro_batch or largest_divisor(self.rank_rollouts, MICRO_BATCH)
 
     @property
     def nodes(self) -> tuple[int, int]:
-        """Machines, and devices of each."""
+        """Machines, and devices per machine."""
         per_node = largest_divisor(self.world_size, self.gpus_per_node)
         return self.world_size // per_node, per_node
 
     @property
     def epochs(self) -> int:
-        """Passes over the problems that are sure to hold M batches: every pass holds at least one."""
+        """Enough passes over the problems to hold M batches: every pass holds at least one."""
         if self.problems is None:
             return self.allocation.update_steps
         return -(-self.allocation.update_steps // (self.problems // self.allocation.problems_per_batch))
@@ -217,7 +217,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A trainer's settings by dotted keys, what they rest on, and what must be set elsewhere."""
+    """A trainer's settings by dotted keys, the assumptions behind them, and what must be set elsewhere."""
 
     settings: Mapping[str, Value]
     notes: tuple[str, ...] = ()
@@ -229,13 +229,13 @@ def _either(*numbers: int) -> str:
 
 
 def product(*factors: int | None) -> int | None:
-    """Multiply numbers; None when one is not known."""
+    """Multiply numbers; None if one is unknown."""
     known = [factor for factor in factors if factor is not None]
     return prod(known) if len(known) == len(factors) else None
 
 
 def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of ``number`` that is not above ``most``."""
+    """The largest divisor of ``number`` that is at most ``most``."""
     return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
 
 
@@ -245,18 +245,18 @@ SCRIPTS = ("", ".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", ".pbs", ".ls
 """Suffixes of launch scripts."""
 
 LONGEST_FILE = 2**24
-"""Characters of a file of settings, at most."""
+"""Most characters of a settings file."""
 
 
 def load(source: Path) -> dict[str, Value]:
     """Read settings from a file.
 
     Args:
-        source: ``.yaml``, ``.yml``, ``.json``, ``.toml``, or a launch script (``.sh`` and the like, or no suffix),
-            whose words that look like flags are taken.
+        source: ``.yaml``, ``.yml``, ``.json``, ``.toml``, or a launch script (``.sh`` and the like, or no suffix), of
+            which the words that look like flags are read.
 
     Returns:
-        Dotted keys and their values; references such as ``${data.train_batch_size}`` are followed.
+        Dotted keys and their values; references such as ``${data.train_batch_size}`` are resolved.
     """
     suffix = source.suffix.lower()
     if suffix not in (".yaml", ".yml", ".json", ".toml", *SCRIPTS):
@@ -288,8 +288,8 @@ def load(source: Path) -> dict[str, Value]:
 def flags(words: Iterable[str]) -> dict[str, Value]:
     """Read settings from flags.
 
-    ``--key value``, ``--key=value``, ``key=value``, ``+key=value`` and a bare ``--switch`` are understood;
-    dashes within a key are underscores, several numbers make a list, and other words are ignored.
+    ``--key value``, ``--key=value``, ``key=value``, ``+key=value`` and a bare ``--switch`` are understood. Dashes
+    within a key become underscores, several numbers form a list, and other words are ignored.
     """
     settings: dict[str, Value] = {}
     open_key: str | None = None
@@ -329,7 +329,7 @@ def _parse_script(text: str, source: Path) -> dict[str, Value]:
 
 
 def _resolve_references(settings: dict[str, Value]) -> dict[str, Value]:
-    """Follow references to other keys; one that leads nowhere, or in a circle, stays as written."""
+    """Resolve references to other keys; one that is broken or circular stays as written."""
     for key, value in settings.items():
         seen = {key}
         while isinstance(value, str) and (match := REFERENCE.match(value)):
@@ -343,12 +343,12 @@ def _resolve_references(settings: dict[str, Value]) -> dict[str, Value]:
 
 
 def _append_word(settings: dict[str, Value], key: str, value: Value) -> bool:
-    """Append a further word to a flag, and return whether the next one may belong to it as well."""
+    """Append a further word to a flag; return whether the next word may belong to it as well."""
     before = settings[key]
     if before is True:
         settings[key] = value
     elif not _is_number(value):
-        # What follows the value of the last option of a launcher is the program that it starts.
+        # The word after a launcher's last option value is the program that it starts.
         return False
     elif isinstance(before, list):
         before.append(value)
@@ -362,20 +362,20 @@ def _is_number(value: Value) -> bool:
 
 
 def parse_value(text: str) -> Value:
-    """A value as it stands on a command line: a number, a switch, a list, a text, or none."""
+    """A command line value: a number, a switch, a list, a text, or none."""
     if text.startswith("[") and text.endswith("]"):
         return [_parse_scalar(part.strip()) for part in text[1:-1].split(",") if part.strip()]
     return _parse_scalar(text)
 
 
 def plain(config: Mapping[str, Any], where: str = "the settings") -> dict[str, Any]:
-    """Dotted keys, and the values of what MLflow keeps as text."""
+    """Dotted keys, with values parsed if MLflow stores them as text."""
     nested = flat(config, where)
     return {k.replace("/", "."): parse_value(v) if isinstance(v, str) else v for k, v in nested.items()}
 
 
 def configuration(source: Path | None) -> dict[str, Any]:
-    """A run's configuration, where there is a file of it, as its log would hold it."""
+    """A run's configuration in the form of its log, if there is a file."""
     return {} if source is None else plain(load(source))
 
 
@@ -400,7 +400,7 @@ def _format_value(value: Value) -> str:
 
 
 class MissingSettingError(BudgetError):
-    """A log cannot be read without a setting that nothing says."""
+    """A log cannot be read without a setting that nothing gives."""
 
     def __init__(self, message: str, *, name: str, choices: str = "") -> None:
         super().__init__(message)
@@ -409,13 +409,13 @@ class MissingSettingError(BudgetError):
 
 @dataclass(slots=True, kw_only=True)
 class Settings:
-    """A trainer's settings while they are read, with remarks gathered on the way.
+    """A trainer's settings while they are read, with remarks collected on the way.
 
     Attributes:
-        world_size: Devices that train, as the caller knows them; ``devices``, as the settings say.
-        given: Names that the user says, against logs and files.
-        has_defaults: Whether what is left out has the trainer's default: not where there is no configuration.
-        read: Names that were looked for.
+        world_size: Devices that train, according to the caller; ``devices``, according to the settings.
+        given: Names that the user gives, overriding logs and files.
+        has_defaults: Whether omitted settings have the trainer's defaults: not if there is no configuration.
+        read: Names that were looked up.
     """
 
     values: Mapping[str, Value]
@@ -432,7 +432,7 @@ class Settings:
     read: set[str] = field(default_factory=set)
 
     def find(self, *names: str) -> tuple[str, Value]:
-        """The first of several names of one setting that is set, and its value (None when none is)."""
+        """The first name of a setting that is set, and its value (None if none is)."""
         self.read.update(names)
         for name in names:
             if self.values.get(name) is not None:
@@ -440,13 +440,13 @@ class Settings:
         return names[0], None
 
     def matching(self, pattern: str) -> dict[str, Value]:
-        """The settings whose names a regular expression matches whole."""
+        """The settings whose full names match a regular expression."""
         matched: dict[str, Value] = {k: v for k, v in self.values.items() if v is not None and re.fullmatch(pattern, k)}
         self.read.update(matched)
         return matched
 
     def whole(self, *names: str, default: int | None = None) -> int | None:
-        """A whole number of at least 1, under the first of its names that is set, else the default, which is noted."""
+        """A whole number of at least 1, under the first name that is set, else the default, which is noted."""
         name, value = self.find(*names)
         if value is None:
             if default is not None and not self.has_defaults:
@@ -461,14 +461,14 @@ class Settings:
         return self.check_whole(value, name)
 
     def required(self, *names: str, default: int | None = None) -> int:
-        """A whole number of at least 1 without which a log cannot be read."""
+        """A whole number of at least 1 that is needed to read a log."""
         value = self.whole(*names, default=default)
         if value is None:
             raise self.missing(names[0])
         return value
 
     def required_switch(self, *names: str) -> bool:
-        """Return whether a switch is on, without which a log cannot be read."""
+        """Return whether a switch is on that is needed to read a log."""
         if self.find(*names)[1] is None and not self.has_defaults:
             raise self.missing(names[0], choices="true or false")
         return self.is_on(*names)
@@ -476,7 +476,7 @@ class Settings:
     def missing(
         self, name: str, *, choices: str = "", because: str = "it is not in its logs or configuration"
     ) -> MissingSettingError:
-        """The error for a setting without which a log cannot be read."""
+        """The error for a missing setting that is needed to read a log."""
         said = f"{self.where}: {name} is not known: {because}; give it with --set {name}=VALUE"
         return MissingSettingError(said, name=name, choices=choices)
 
@@ -496,7 +496,7 @@ class Settings:
         return bool(value)
 
     def text(self, *names: str, default: str = "") -> str:
-        """A text, or the default where nothing says it."""
+        """A text, or the default if it is not set."""
         value = self.find(*names)[1]
         return default if value is None else str(value)
 
@@ -507,13 +507,13 @@ class Settings:
     def ranks(
         self, world: int | None, tensor: Sequence[str] = (), pipeline: Sequence[str] = (), context: Sequence[str] = ()
     ) -> int | None:
-        """Keep the devices and return the data-parallel ranks: devices over tensor × pipeline × context parallelism.
+        """Store the devices and return the data-parallel ranks: devices over tensor × pipeline × context parallelism.
 
         Args:
-            tensor: Names of its setting; so the others.
+            tensor: Names of the setting for tensor parallelism; likewise the others.
 
         Returns:
-            None when they cannot be known or the devices cannot be split evenly, which is noted.
+            None if unknown or if the devices cannot be split evenly, which is noted.
         """
         self.devices, self.data_parallel = world, None
         copy, said = 1, []
@@ -535,11 +535,11 @@ class Settings:
         return self.data_parallel
 
     def megatron_ranks(self, world: int | None, prefix: str) -> int | None:
-        """See ``ranks``, of Megatron's settings behind a prefix."""
+        """``ranks`` for Megatron's settings with a prefix."""
         return self.ranks(world, *((f"{prefix}{name}",) for name in MEGATRON))
 
     def check_divides(self, batch: int | None, ranks: int | None, key: str) -> None:
-        """Note a batch that cannot be split evenly over the data-parallel ranks, which may be all devices."""
+        """Note a batch that cannot be split evenly over the data-parallel ranks; these may be all devices."""
         if batch and ranks and batch % ranks:
             what = "devices" if ranks == self.devices else "data-parallel ranks"
             self.inconsistent.append(f"{key}: {batch:,} rollouts cannot be split evenly over {ranks} {what}")
@@ -553,7 +553,7 @@ class Settings:
             self.inconsistent.append(f"{name} counts responses: {micro} does not divide the {share:,} {of}; {fits}")
 
     def note_epochs(self, key: str) -> None:
-        """Note that the number of steps follows from epochs over problems that are not known."""
+        """Note that the number of steps follows from epochs over an unknown number of problems."""
         self.unknown.append(f"update steps: they follow from {key} and the number of problems; give --problems D")
 
     def note_more(self, what: str, where: str = "") -> None:
@@ -561,14 +561,14 @@ class Settings:
         self.notes.append(f"{what} generates more than B_p · n · M rollouts; how many is known only afterwards{where}")
 
     def fraction(self, name: str, *, default: int) -> float | None:
-        """A number above 0, which need not be whole; its default as of ``whole``."""
+        """A number above 0, not necessarily whole; the default works as in ``whole``."""
         value = self.find(name)[1]
         if isinstance(value, float) and not value.is_integer():
             return finite(value, f"{self.where}: {name}")
         return self.whole(name, default=default)
 
     def steps(self, limit: int | None, epochs: float | None, problems_per_batch: int | None, key: str) -> int | None:
-        """Batches of a run that stops at a number of steps or of epochs, whichever comes first."""
+        """Batches of a run that stops after a number of steps or of epochs, whichever comes first."""
         batches = self.problems // problems_per_batch if self.problems and problems_per_batch else None
         if epochs is None or batches is None:
             if limit is None:
@@ -601,13 +601,13 @@ class Settings:
         update_steps: int | None = None,
         baseline_rollouts: int = 0,
     ) -> Batching:
-        """The result, with the remarks gathered so far.
+        """The result, with the remarks collected so far.
 
         Args:
-            updates: Optimizer steps for each generation batch; below 1 where a step takes several.
+            updates: Optimizer steps per generation batch; below 1 if a step takes several.
             passes: How often each response is trained on.
-            problems_per_batch: Problems of an optimizer step, where not all that are generated are trained on.
-            update_steps: Optimizer steps in all, where they are not generations · updates.
+            problems_per_batch: Problems per optimizer step, if not all that are generated are trained on.
+            update_steps: Optimizer steps in all, if they are not generations · updates.
         """
         if updates is not None and updates > 1:
             self.notes.append(
@@ -639,7 +639,7 @@ class Settings:
 
 
 def meant_by(name: str, known: Iterable[str]) -> str | None:
-    """The known setting that one may be a misspelling of, or stands for without its section."""
+    """The known setting that a name may misspell, or that it abbreviates by omitting the section."""
     alike = [each for each in known if each.endswith(f".{name}") or all(map(_alike, _parts(each), _parts(name)))]
     return max(sorted(alike), key=lambda each: SequenceMatcher(None, each, name).ratio(), default=None)
 
@@ -651,7 +651,7 @@ def _parts(name: str) -> tuple[str, str]:
 
 @cache
 def _alike(one: str, other: str) -> bool:
-    """Return whether two words are at most about two characters apart, and few of theirs, or one letter each."""
+    """Return whether two words differ by about two characters at most, few of theirs, or by one letter each."""
     if len(one) == len(other) == 1:
         return True
     return SequenceMatcher(None, one, other).ratio() >= max(0.8, 1 - 2.1 / max(len(one), 1))

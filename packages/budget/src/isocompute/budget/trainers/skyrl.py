@@ -1,23 +1,25 @@
 """SkyRL: ``trainer.train_batch_size`` and ``policy_mini_batch_size`` count prompts; micro-batches count samples.
 
 Read in ``skyrl/train/config/config.py`` and ``skyrl/train/utils/utils.py`` of 0.4: each mini-batch is an optimizer
-step, ``trainer.max_training_steps`` ends a run that ``trainer.epochs`` has not ended before. Training and inference
-share their devices by default (``placement.colocate_all``), which needs as many devices of engines as of the policy;
-the reference model, which the default KL loss needs, is placed by settings of its own. Tensor and pipeline parallelism
-are Megatron's, sequence parallelism alone is FSDP's.
+step. ``trainer.max_training_steps`` ends a run, unless ``trainer.epochs`` ends it first. Training and inference share
+their devices by default (``placement.colocate_all``), which needs as many engine devices as policy devices. The
+reference model, which the default KL loss needs, has its own placement settings. Megatron provides tensor and pipeline
+parallelism; FSDP provides only sequence parallelism.
 
 Logs (``skyrl/train/{trainer,fully_async_trainer,evaluate}.py`` and ``skyrl/train/generators/utils.py`` of August 2026):
 
-* A logged step is a batch, and is handed to the logger as its step, also of the evaluation before training (0, or the
-  step that a run was resumed at), which has no ``trainer/global_step``. An evaluation comes after the step it has.
-* ``eval/SET/avg_score`` is the mean reward, ``eval/SET/pass_at_n`` the share of questions with a reward above 0 among
-  ``n = eval_n_samples_per_prompt``; ``eval/all`` is of all sets together.
+* A logged step is a batch, and is passed to the logger as its step. The evaluation before training has a step too (0,
+  or the step from which a run resumed), but no ``trainer/global_step``. An evaluation comes after the step it is logged
+  with.
+* ``eval/SET/avg_score`` is the mean reward. ``eval/SET/pass_at_n`` is the share of questions with a reward above 0
+  among ``n = eval_n_samples_per_prompt``. ``eval/all`` covers all sets together.
 * ``reward/avg_pass_at_n`` has the n of training in its name.
 * ``dynamic_sampling`` generates batch after batch until one is full, and does not log how many.
-  ``zero_variance_filter`` drops nothing that was generated, but for ``fully_async.sample_full_batch``, whose dropped
-  groups are ``async/num_groups_dropped``. A fully asynchronous run generates up to ``max_staleness_steps`` ahead.
+  ``zero_variance_filter`` drops nothing that was generated, except with ``fully_async.sample_full_batch``, whose
+  dropped groups are ``async/num_groups_dropped``. A fully asynchronous run generates up to ``max_staleness_steps``
+  ahead.
 * ``generate/avg_num_tokens`` counts the output of tools, ``generate/avg_assistant_tokens`` (since 0.4) does not. With
-  ``step_wise_trajectories`` they are of one turn, and ``generate/batch_num_seq`` counts turns.
+  ``step_wise_trajectories``, they cover one turn, and ``generate/batch_num_seq`` counts turns.
 """
 
 from __future__ import annotations
@@ -47,13 +49,13 @@ SEQUENCES = ("generate/num_seq_before_merge", "generate/batch_num_seq")
 DROPPED = "async/num_groups_dropped"
 METRIC = re.compile(r"eval/(?P<set>[^/]+)/(?:avg_score|mean_positive_reward|pass_at_(?P<k>\d+))$")
 TRAINED = re.compile(r"reward/avg_pass_at_(?P<n>\d+)$")
-"""What every step of training logs, and no evaluation does."""
+"""A metric that every training step logs and no evaluation does."""
 
 
 def _write(run: RunPlan) -> Configuration:
     a = run.allocation
     nodes, per_node = run.nodes
-    # An engine is spread like the policy where its devices are on one machine.
+    # An engine is spread like the policy if its devices are on one machine.
     tensor = run.parallelism.tensor if per_node % run.parallelism.tensor == 0 else 1
     return Configuration(
         settings={
@@ -83,7 +85,7 @@ def _write(run: RunPlan) -> Configuration:
 
 
 def _parallel(run: RunPlan) -> dict[str, Value]:
-    """Megatron where matrices or layers are shared, FSDP where only sequences are; the reference model alike."""
+    """Megatron if matrices or layers are shared, FSDP if only sequences are; the same for the reference model."""
     p = run.parallelism
     if p.tensor > 1 or p.pipeline > 1:
         both = {**p.megatron(f"{POLICY}.megatron_config."), **p.megatron(f"{REFERENCE}.megatron_config.")}
@@ -131,13 +133,13 @@ def _parse(settings: Settings) -> Batching:
 
 
 def _placement(settings: Settings, world: int | None, policy: tuple[int | None, int | None]) -> None:
-    """Note numbers of devices for engines and reference model that SkyRL refuses, given those of the policy."""
+    """Note device counts for engines and reference model that SkyRL refuses, given those of the policy."""
     if world is None:
         return
     if settings.is_on(f"{PLACEMENT}.colocate_all", default=True):
         each = 1
         for size in ("tensor", "pipeline", "data"):
-            # Releases before 0.4 have the second name.
+            # Releases before 0.4 use the second name.
             names = (f"{ENGINE}.{size}_parallel_size", f"generator.inference_engine_{size}_parallel_size")
             each *= settings.whole(*names) or 1
         engines = settings.whole(f"{ENGINE}.num_engines", "generator.num_inference_engines") or 1
@@ -212,7 +214,7 @@ def _counting(log: Log, settings: Settings) -> Counting:
 
 
 def _lengths(log: Log, settings: Settings) -> list[float]:
-    """Mean tokens of a response, at each row."""
+    """Mean tokens per response, for each row."""
     means = lengths(log, *LENGTHS)
     logged = log.keys
     if LENGTHS[1] in logged and LENGTHS[0] not in logged:
@@ -229,7 +231,7 @@ def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
     wanted = settings.text("metric", default="avg_score").rpartition("/")[2]
     logged = log.keys
     matches = [match for key in logged if (match := METRIC.match(key))]
-    # The sets together are one more where there are several, and the same again where there is one.
+    # With several sets, ``all`` is one more; with a single set, it repeats that set.
     sets = sorted({m["set"] for m in matches} - {"all"}) or ["all"]
     found: dict[int, dict[str, Score]] = {}
     if not matches:
@@ -241,7 +243,7 @@ def _scores(log: Log, settings: Settings) -> dict[int, dict[str, Score]]:
         if metric not in logged:
             raise BudgetError(f"{log.name}: there is no metric {metric}")
         metric = metric_of_successes(log, settings, metric, f"eval/{name}/mean_positive_reward")
-        # Passes are shares, on whatever scale rewards are.
+        # pass_at_n is a share, whatever the scale of rewards.
         shares = settings.text("scale") in ("", "rate") and all(m.get(metric, 0.0) <= 1 for _, m in log.rows)
         settings.notes.append(f"avg_at_{samples} is {metric}")
         for step, score in mean_scores(log, metric, best if shares else "", samples):
@@ -257,7 +259,7 @@ SKYRL = Trainer(
     parse=_parse,
     logs=LogReader(
         layout=LogLayout(
-            # SkyRL hands its own step to W&B, also in the row of the evaluation before training.
+            # SkyRL passes its own step to W&B, also for the evaluation before training.
             steps=("trainer/global_step", "step", "_step", "Step"),
             needed=re.compile(
                 rf"{METRIC.pattern}|{TRAINED.pattern}|{DROPPED}$|{'|'.join(LENGTHS)}|{'|'.join(SEQUENCES)}"

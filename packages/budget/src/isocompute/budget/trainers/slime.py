@@ -1,22 +1,25 @@
-"""slime and what descends from it (miles): ``rollout_batch_size`` counts prompts, ``global_batch_size`` counts samples.
+"""slime and its descendants (miles): ``rollout_batch_size`` counts prompts, ``global_batch_size`` counts samples.
 
 Read in ``train.py``, ``train_async.py``, ``slime/utils/{arguments,misc}.py``, ``slime/rollout/sglang_rollout.py``,
 ``slime/rollout/filter_hub`` and ``slime/observability`` of August 2026, and in ``miles`` of the same month:
 
-* A rollout is ``rollout_batch_size`` groups of ``n_samples_per_prompt``, on which ``global_batch_size`` makes optimizer
-  steps; ``num_steps_per_rollout`` says the same. ``num_rollout`` counts rollouts and goes before ``num_epoch``.
-* Three clocks: ``rollout/step`` and ``eval/step`` count rollouts from 0, ``train/step`` counts optimizer steps.
-  ``wandb_always_use_train_step`` makes the first two count optimizer steps as well.
-* ``eval/step`` s is of the policy after the rollout s was trained on, where s + 1 is a multiple of ``eval_interval`` or
-  ends an epoch; that before training has the step of the first rollout, 0, and was before it. With an interval of 1 it
-  has the step of the first one after.
-* ``dynamic_sampling_filter_path`` drops groups and generates others: ``rollout/dynamic_filter/drop_REASON`` counts the
-  dropped groups of a rollout where the filter gives a reason, as slime's own do, and a rollout that dropped none has
-  none. Groups are sampled ``over_sampling_batch_size`` at a time; those under way when the batch is full are aborted.
-* ``rollout/response_len/mean`` is of the tokens that are trained on, without tool output, and of the groups kept.
-* ``eval/NAME`` is the mean reward of a set; ``n_samples_per_eval_prompt`` to a prompt unless ``eval_config`` says
-  another number for it. ``eval/NAME-pass@k`` (``log_passrate``) is unbiased, and counts rewards of 1.
-* ``train_async.py`` has the next rollout under way while it trains, and a fully asynchronous one several.
+* A rollout is ``rollout_batch_size`` groups of ``n_samples_per_prompt``, split into optimizer steps by
+  ``global_batch_size``; ``num_steps_per_rollout`` says the same. ``num_rollout`` counts rollouts and takes precedence
+  over ``num_epoch``.
+* There are three clocks: ``rollout/step`` and ``eval/step`` count rollouts from 0, ``train/step`` counts optimizer
+  steps. ``wandb_always_use_train_step`` makes the first two count optimizer steps as well.
+* ``eval/step`` s evaluates the policy after rollout s was trained on, if s + 1 is a multiple of ``eval_interval`` or
+  ends an epoch. The evaluation before training has the step of the first rollout, 0, although it precedes it. With an
+  interval of 1, the evaluation after the first rollout has the same step.
+* ``dynamic_sampling_filter_path`` drops groups and generates others. ``rollout/dynamic_filter/drop_REASON`` counts the
+  dropped groups of a rollout if the filter gives a reason, as slime's own filters do; a rollout that dropped none lacks
+  the metric. Groups are sampled ``over_sampling_batch_size`` at a time; those in flight when the batch is full are
+  aborted.
+* ``rollout/response_len/mean`` covers the tokens that are trained on, without tool output, and the groups kept.
+* ``eval/NAME`` is the mean reward of a set, with ``n_samples_per_eval_prompt`` samples per prompt unless
+  ``eval_config`` sets another number for it. ``eval/NAME-pass@k`` (``log_passrate``) is unbiased, and counts rewards of
+  1.
+* ``train_async.py`` has the next rollout in flight while it trains; a fully asynchronous one has several.
 """
 
 from __future__ import annotations
@@ -43,10 +46,10 @@ OTHER = re.compile(r"eval/.*-(?:truncated_ratio|none_reward_ratio)$")
 DROPPED = re.compile(r"rollout/dynamic_filter/drop_")
 LENGTH = "rollout/response_len/mean"
 TRAINED = ("rollout/response_len/", "rollout/truncated_ratio", "rollout/repetition_frac", "rollout/dynamic_filter/")
-"""Metrics of a rollout for training."""
+"""Metrics of a training rollout."""
 FILTER = "dynamic_sampling_filter_path"
 OWN_FILTERS = "check_reward_nonzero_std"
-"""What the filters that always give a reason are called."""
+"""Part of the names of the filters that always give a reason."""
 
 
 def _write(run: RunPlan) -> Configuration:
@@ -92,7 +95,7 @@ def _parse(settings: Settings) -> Batching:
 
 
 def _updates(settings: Settings, batch: int | None) -> int | None:
-    """Optimizer steps of a rollout, or None where they are not known or not whole, which is noted."""
+    """Optimizer steps per rollout, or None if they are unknown or not whole, which is noted."""
     said, size = settings.whole("num_steps_per_rollout"), settings.whole("global_batch_size")
     if said is None and size is None:
         settings.note_missing("optimizer steps of a rollout", "global_batch_size")
@@ -145,7 +148,7 @@ def _counting(log: Log, settings: Settings) -> Counting:
 
 
 def _clock(settings: Settings, updates: int) -> int:
-    """What the trainer's step counts in a rollout: 1, or its optimizer steps."""
+    """What the trainer's step advances by in a rollout: 1, or its optimizer steps."""
     return updates if settings.is_on("wandb_always_use_train_step") else 1
 
 
@@ -164,7 +167,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
     def before(step: int) -> bool:
         if step not in scores and not _is_rollout(rows[step]):
             return True
-        # An epoch's end is evaluated too, but there are epochs only where there is no num_rollout.
+        # The end of an epoch is evaluated too, but there are epochs only without num_rollout.
         ends_epoch = step >= clock and settings.whole("num_rollout") is None
         return (step // clock + 1) % interval != 0 and not ends_epoch
 

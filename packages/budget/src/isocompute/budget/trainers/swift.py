@@ -1,18 +1,19 @@
-"""ms-swift's GRPO: TRL's trainer and its batches, with defaults, resampling and a log file of its own.
+"""ms-swift's GRPO: TRL's trainer and its batches, with its own defaults, resampling and log file.
 
 Read in ``swift/rlhf_trainers/{grpo_trainer,args_mixin}.py``, ``swift/trainers/{arguments,patcher}.py`` and
 ``swift/arguments`` of August 2026:
 
-* The settings are TRL's by name and meaning; micro-batches are 1 unless they are set, of training and of evaluation.
-  The number of processes is the launcher's ``NPROC_PER_NODE`` × ``NNODES``; ``args.json``, beside the log, has it as
+* The settings have TRL's names and meanings. Micro-batches default to 1, in training and evaluation. The number of
+  processes is the launcher's ``NPROC_PER_NODE`` × ``NNODES``; ``args.json``, beside the log, gives it as
   ``global_world_size``.
-* ``logging.jsonl`` has TRL's metrics, means over the generation batches since the last entry, without ``num_tokens``.
-  Its steps are texts, ``12/50``. Other loggers get TRL's entries, and the settings kept with them tell whose they are.
+* ``logging.jsonl`` has TRL's metrics, averaged over the generation batches since the last entry, without
+  ``num_tokens``. Its steps are texts, ``12/50``. Other loggers get TRL's entries; the settings stored with them tell
+  the trainer.
 * ``dynamic_sample`` generates up to ``max_resample_times`` further batches for each one, until enough groups have a
-  spread of rewards; how many is not logged, and the lengths are of what was kept.
-* Lengths are of the tokens that are trained on, so tool output is not among them.
+  spread of rewards. How many is not logged, and the lengths cover what was kept.
+* Lengths cover the tokens that are trained on, so they exclude tool output.
 
-Its Megatron trainer writes ``iteration`` where this one writes ``global_step/max_steps``; it has other settings, and
+Its Megatron trainer writes ``iteration`` where this one writes ``global_step/max_steps``. It has other settings, and
 its logs are refused.
 """
 
@@ -30,7 +31,7 @@ from .trainer import LogReader, Trainer
 
 MICRO_BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size")
 PROCESSES = {"num_processes": ("global_world_size",), "nproc_per_node": ("NPROC_PER_NODE",), "nnodes": ("NNODES",)}
-"""TRL's names of the launcher's settings, and ms-swift's."""
+"""TRL's names of the launcher's settings, with ms-swift's names."""
 
 
 def _write(run: RunPlan) -> Configuration:
@@ -42,7 +43,7 @@ def _write(run: RunPlan) -> Configuration:
 
 
 def parse(settings: Settings) -> Batching:
-    """Interpret ms-swift's settings, as TRL's: what they lack is added to them."""
+    """Interpret ms-swift's settings as TRL's, after adding what they lack."""
     added = {}
     for name, names in PROCESSES.items():
         value = settings.find(name, *names)[1]
@@ -61,7 +62,7 @@ def parse(settings: Settings) -> Batching:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run, or the rewards of its training, as TRL has them."""
+    """The evaluations of a run, or its training rewards, read like TRL's."""
     found = trl.evaluations(log, settings, batching)
     each = _resampled(settings)
     if each is None:
@@ -78,14 +79,14 @@ def _progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
 
 
 def _recounted(count: StepCount, each: int) -> StepCount:
-    """A count with so many rollouts a step, and as many tokens to a response as before."""
+    """A count with this many rollouts per step, and the same tokens per response as before."""
     rollouts = count.step * each
     tokens = count.tokens * rollouts // max(count.rollouts, 1)
     return replace(count, rollouts=rollouts, tokens=tokens, count_source="formula")
 
 
 def _resampled(settings: Settings) -> int | None:
-    """Rollouts of a step where groups were resampled, or None where they were not."""
+    """Rollouts per step if groups were resampled, or None if they were not."""
     each = settings.whole("rollouts_per_step")
     if not settings.is_on("dynamic_sample"):
         return None

@@ -3,20 +3,21 @@
 Read in ``tinker_cookbook/rl/{train,rollouts,data_processing,metric_util,rollout_logging}.py``,
 ``tinker_cookbook/stores/training_store.py`` and ``tinker_cookbook/utils/ml_log.py`` of August 2026:
 
-* ``config.json`` holds the settings, those of the problems below ``dataset_builder``. An iteration is a batch, and
+* ``config.json`` holds the settings, with those of the problems under ``dataset_builder``. An iteration is a batch, and
   takes ``num_substeps`` optimizer steps. A run ends with its problems, or after ``max_steps`` iterations, which are
-  counted from 0; the last batch of the problems may be short. Devices are the service's.
-* ``metrics.jsonl`` has a line for each iteration, and in it the evaluation of the policy *before* its update. Where
-  training is asynchronous, an evaluation has a line of its own, of the policy after as many updates as its step says.
-* ``env/all/total_episodes`` and ``total_ac_tokens`` (what the model wrote, without observations) are of the groups
-  that were trained on: with ``remove_constant_reward_groups`` those without a spread of rewards are not among them.
-* ``iteration_NNNNNN/train_rollout_summaries.jsonl`` has a line for each trajectory, its group, its reward and the
-  tokens of its turns, of every group that was generated: where training neither streams minibatches nor is
-  asynchronous, since those drop groups before. A run that goes on from a checkpoint writes its iterations again.
-* ``eval_NAME_rollout_summaries.jsonl`` is likewise of an evaluation; ``NAME/env/all/reward/total`` and, where the
-  environment has a metric of that name, ``NAME/env/all/correct`` are its means. ``NAME/env/TAG`` is of a part of it.
-* ``rollout_errors/total`` and ``groups_skipped`` count what failed since the process started, and was generated in
-  part.
+  counted from 0; the last batch of the problems may be short. The service provides the devices.
+* ``metrics.jsonl`` has a line for each iteration, which includes the evaluation of the policy *before* its update. If
+  training is asynchronous, an evaluation has its own line, and evaluates the policy after as many updates as its step
+  says.
+* ``env/all/total_episodes`` and ``total_ac_tokens`` (what the model wrote, without observations) cover the groups that
+  were trained on. With ``remove_constant_reward_groups``, they exclude groups without a spread of rewards.
+* ``iteration_NNNNNN/train_rollout_summaries.jsonl`` has a line for each trajectory: its group, its reward and the
+  tokens of its turns. It covers every generated group, unless training streams minibatches or is asynchronous, since
+  those drop groups earlier. A run that resumes from a checkpoint writes its iterations again.
+* ``eval_NAME_rollout_summaries.jsonl`` is the same for an evaluation. ``NAME/env/all/reward/total`` and, if the
+  environment has a metric of that name, ``NAME/env/all/correct`` are its means. ``NAME/env/TAG`` covers a part of it.
+* ``rollout_errors/total`` and ``groups_skipped`` count what has failed since the process started; failed rollouts were
+  generated in part.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from .trainer import LogReader, Trainer
 METRIC = re.compile(r"(?:(?P<name>[^/]+)/)?env/(?P<tag>[^/]+)/(?P<what>.+)$")
 EPISODES, TOKENS = "env/all/total_episodes", "env/all/total_ac_tokens"
 LARGEST = 2**40
-"""No trajectory is as long."""
+"""Upper bound for the length of a trajectory."""
 ERRORS, SKIPPED = "rollout_errors/total", "rollout_errors/groups_skipped"
 SUCCESS = ("correct", "reward/total")
-"""Metrics that may be the success rate, the likelier one first."""
+"""Metrics that may be the success rate, most likely first."""
 GROUP = ("group_size", "dataset_builder.group_size", "dataset_builder.train_group_size")
 GROUPS = (
     "groups_per_batch",
@@ -102,11 +103,11 @@ def _parse(settings: Settings) -> Batching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One trajectory of a summary.
+    """One trajectory in a summary.
 
     Attributes:
         tokens: What the model wrote in all its turns.
-        values: By the name of a metric, one for each turn that has it.
+        values: By metric name, one value per turn that has it.
     """
 
     group: int
@@ -116,7 +117,7 @@ class Trajectory:
 
 
 def trajectories(log: Log, step: int, name: str) -> list[Trajectory]:
-    """The trajectories of an iteration, ``train`` or ``eval_NAME``; none where no summary of them lies beside a log."""
+    """The trajectories of an iteration, ``train`` or ``eval_NAME``; none if no summary of them lies beside the log."""
     path = Path(log.name).parent / f"iteration_{step:06d}" / f"{name}_rollout_summaries.jsonl"
     if not path.is_file():
         return []
@@ -149,7 +150,7 @@ def _trajectory(record: Mapping[str, Any]) -> Trajectory:
 
 
 def groups(of: Iterable[Trajectory]) -> list[list[Trajectory]]:
-    """The trajectories by group."""
+    """Sort trajectories by group."""
     by_group: dict[int, list[Trajectory]] = {}
     for trajectory in of:
         by_group.setdefault(trajectory.group, []).append(trajectory)
@@ -157,7 +158,7 @@ def groups(of: Iterable[Trajectory]) -> list[list[Trajectory]]:
 
 
 def _with_a_spread(of: Sequence[Trajectory]) -> list[Trajectory]:
-    """What is left where groups without a spread of rewards are removed: the first one if none has any."""
+    """Trajectories left after removing groups without a spread of rewards; the first group if none has any."""
     every = groups(of)
     kept = [group for group in every if len({t.values["reward/total"][0] for t in group}) > 1]
     return [t for group in kept or every[:1] for t in group]
@@ -167,7 +168,7 @@ def _counting(log: Log, settings: Settings) -> Counting:
     """The run's count of iterations."""
     n, logged = settings.required(*GROUP), log.keys
     batch, ahead = n * settings.required(*GROUPS), _is_ahead(log, settings)
-    # Groups are generated ahead, or dropped before they are counted, where training is asynchronous or streams.
+    # Asynchronous training generates groups ahead; streaming drops groups before they are counted.
     streams = ahead or "sampling_client/step_max" in logged
     given, reason_unknown = settings.whole("rollouts_per_step"), ""
     if ahead and _removes(log, settings):
@@ -179,7 +180,7 @@ def _counting(log: Log, settings: Settings) -> Counting:
     generated = {step: _generated(log, step, metrics) for step, metrics in log.rows if _is_iteration(metrics)}
 
     def new(name: str, metrics: Metrics) -> int:
-        """What failed in an iteration: the counters begin anew with every start of the process."""
+        """Failures in an iteration: the counters restart with every start of the process."""
         value, before = metrics.get(name), failed.get(name, 0.0)
         if value is None:
             return 0
@@ -194,7 +195,7 @@ def _counting(log: Log, settings: Settings) -> Counting:
         made = None if episodes is None else int(episodes)
         complete = not ahead and (made == batch or (whole and not streams))
         if made is not None and not complete and _removes(log, settings):
-            # What had no spread is not in it. Its length is taken to be that of the rest.
+            # Groups without a spread are not included. Their length is assumed to be that of the rest.
             made = made + skipped * n if per_step is None else None
             skipped = 0
         elif made is None and EPISODES in logged:
@@ -224,7 +225,7 @@ def _counting(log: Log, settings: Settings) -> Counting:
 
 
 def _generated(log: Log, step: int, metrics: Metrics) -> tuple[float | None, float | None, bool]:
-    """Trajectories of an iteration and their tokens, and whether its summary says it, which must be of one run."""
+    """Trajectories of an iteration, their tokens, and whether its summary gives them; the summary must fit the log."""
     episodes, tokens, whole = metrics.get(EPISODES), metrics.get(TOKENS), trajectories(log, step, "train")
     for part in (whole, _with_a_spread(whole)) if whole else ():
         if episodes in (None, len(part)) and tokens in (None, sum(t.tokens for t in part)):
@@ -238,14 +239,14 @@ def _generated(log: Log, step: int, metrics: Metrics) -> tuple[float | None, flo
 
 
 def _is_ahead(log: Log, settings: Settings) -> bool:
-    """Return whether training is asynchronous: only its lines have the metric."""
+    """Return whether training is asynchronous: only then do lines have the metric."""
     return "training_client/step" in log.keys or bool(settings.matching(ASYNC))
 
 
 def _removes(log: Log, settings: Settings) -> bool:
     """Return whether groups without a spread of rewards are removed."""
     mixed = "env/all/by_group/frac_mixed"
-    # Some of what was trained on had no spread.
+    # If some of what was trained on had no spread, nothing is removed.
     return not any(0 < m.get(mixed, 1.0) < 1 for _, m in log.rows) and settings.required_switch(REMOVES)
 
 
@@ -254,7 +255,7 @@ def _is_iteration(metrics: Mapping[str, float]) -> bool:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run, or with ``train_reward`` the mean rewards of its training."""
+    """The evaluations of a run or, with ``train_reward``, its mean training rewards."""
     training = settings.is_on("train_reward")
     scores = _training_scores(log, settings) if training else _scores(log, settings)
     if not scores:
@@ -269,11 +270,11 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
 
 
 Scores = dict[int, dict[str, Score]]
-"""By step and problem set."""
+"""Scores by step and problem set."""
 
 
 def _scores(log: Log, settings: Settings) -> Scores:
-    """Every set of the evaluations, and the parts of it that have a tag."""
+    """Every problem set of the evaluations, and its tagged parts."""
     logged = log.keys
     sets = sorted({(m["name"], m["tag"]) for key in logged if (m := METRIC.match(key)) and m["name"]})
     found: Scores = {}
@@ -284,7 +285,7 @@ def _scores(log: Log, settings: Settings) -> Scores:
         settings.notes.append(f"avg_at_k is {prefix}{what}")
         summaries: dict[int, list[Trajectory]] = {}
         for step in [step for step, metrics in log.rows if prefix + what in metrics]:
-            # A summary is of the last evaluation of a step, and the log of the first.
+            # A summary holds the last evaluation of a step, the log the first.
             again = any(f"evaluated step {step} again" in note for note in log.notes)
             whole = [] if again else trajectories(log, step, f"eval_{label}")
             summaries[step] = [t for t in whole if tag == "all" or tag in t.tags]
@@ -293,7 +294,7 @@ def _scores(log: Log, settings: Settings) -> Scores:
         for step, of in summaries.items():
             samples = None if of else sizes.most_common(1)[0][0] if sizes else 0
             if samples == 0:
-                # In most recipes one to a question.
+                # Most recipes sample one per question.
                 mixed = any(m.get(f"{prefix}by_group/frac_mixed", 0.0) > 0 for _, m in log.rows)
                 samples = settings.required(*TEST_GROUP, default=None if mixed else 1)
             score = _score(log, prefix, what, step, rows[step], of, samples)
@@ -302,7 +303,7 @@ def _scores(log: Log, settings: Settings) -> Scores:
 
 
 def _training_scores(log: Log, settings: Settings) -> Scores:
-    """The rewards of training, by the policy before the update."""
+    """Training rewards of the policy before the update."""
     logged = log.keys
     if EPISODES not in logged:
         return {}
@@ -314,7 +315,7 @@ def _training_scores(log: Log, settings: Settings) -> Scores:
             if not of and _removes(log, settings):
                 left = f"{REMOVES} left, and there is no summary of all in iteration_{step:06d}"
                 raise BudgetError(f"{log.name}: the rewards of training are of the groups that {left}")
-            # What was logged may be of the groups that were left only.
+            # The log may cover only the groups that were kept.
             samples = None if of else settings.required(*GROUP)
             found[step] = {"train": _score(log, "env/all/", what, step, {} if of else metrics, of, samples)}
     settings.notes.append(TRAINING_REWARD)
@@ -338,7 +339,7 @@ def _score(
     of: Sequence[Trajectory],
     samples: int | None,
 ) -> Score:
-    """The score by its trajectories, held against what was logged; where ``samples`` are given, by that alone."""
+    """The score from its trajectories, checked against the log; if ``samples`` is given, from the log alone."""
     logged, episodes = metrics.get(prefix + what), metrics.get(f"{prefix}total_episodes")
     if samples is not None:
         questions = None if episodes is None else int(episodes) // samples
@@ -373,7 +374,7 @@ TINKER = Trainer(
     parse=_parse,
     logs=LogReader(
         layout=LogLayout(
-            # The cookbook hands its own step to W&B.
+            # The cookbook passes its own step to W&B.
             steps=("step", "_step", "Step"),
             needed=re.compile(r"(?:[^/]+/)?env/[^/]+/(?:total_episodes|total_ac_tokens|reward/total|correct)$"),
         ),

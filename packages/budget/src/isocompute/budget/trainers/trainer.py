@@ -1,4 +1,4 @@
-"""A trainer: how a run is written for it, how its settings are read, and how its logs are."""
+"""A trainer: how a run is written for it, and how its settings and logs are read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class LogReader:
     """The reader of a trainer's logs.
 
     Attributes:
-        layout: Where they have their steps, and what is read of them.
-        marks: Metrics that no other trainer logs, and settings that none but it keeps with them.
-        evaluations: The evaluations of a run with scores as they are logged, none where it has none. Raises a
-            BudgetError where a setting that is needed is missing, or a count or a metric in the log is impossible.
+        layout: Where the logs have their steps, and what is read of them.
+        marks: Metrics and settings that no other trainer logs.
+        evaluations: The evaluations of a run with scores as logged, none if it has none. Raises a BudgetError if a
+            needed setting is missing, or a count or a metric in the log is impossible.
         progress: What a run generated for training, step by step. Raises a BudgetError likewise.
-        rate: Metric of the learning rate that an update had; empty where none is read.
-        understands: Settings that it reads by, beside the trainer's own and those of every reader (``doctor.SHARED``).
-        beside: Names of the files that lie with its logs and are none themselves.
+        rate: Metric of an update's learning rate; empty if none is read.
+        understands: Settings that it reads, besides the trainer's own and those of every reader (``doctor.SHARED``).
+        beside: Names of files that lie beside its logs and are not logs.
     """
 
     layout: LogLayout
@@ -39,7 +39,7 @@ class LogReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """A trainer: how it is written and read, and the kinds of ``Parallelism`` that it supports."""
+    """A trainer: how to write and read its settings, and the kinds of ``Parallelism`` that it supports."""
 
     name: str
     title: str

@@ -2,18 +2,18 @@
 
 Read in ``trl/trainer/grpo_config.py`` and ``grpo_trainer.py`` of 1.16 and ``transformers/trainer.py`` of 5.23:
 
-* ``generation_batch_size`` is ``per_device_train_batch_size`` × processes × ``steps_per_generation``, which is
-  ``gradient_accumulation_steps`` unless it is set, and is filled with groups of ``num_generations``. It is generated
-  anew every ``steps_per_generation`` × ``num_iterations`` micro-steps, counted from the start of the process: a resume
-  begins with a new one. An epoch holds whole generation batches only, and its last optimizer step may be short.
-* ``max_steps`` counts optimizer steps and overrides ``num_train_epochs``. The number of processes is the launcher's.
-  ``GRPOConfig`` refuses context and sequence parallelism, and counts the processes of tensor parallelism as if each had
-  rollouts of its own.
+* ``generation_batch_size`` is ``per_device_train_batch_size`` × processes × ``steps_per_generation``, which defaults to
+  ``gradient_accumulation_steps``. It is filled with groups of ``num_generations``. It is generated anew every
+  ``steps_per_generation`` × ``num_iterations`` micro-steps, counted from the start of the process: a resumed run begins
+  with a new one. An epoch holds only whole generation batches, and its last optimizer step may be short.
+* ``max_steps`` counts optimizer steps and overrides ``num_train_epochs``. The launcher sets the number of processes.
+  ``GRPOConfig`` refuses context and sequence parallelism. It counts the processes of tensor parallelism as if each had
+  its own rollouts.
 * ``num_tokens`` and ``completions/mean_length`` are logged exactly in the steps that generated, as means over the
-  generation batches since the last entry; ``num_tokens`` is cumulative and counts the prompt of every completion.
-* Evaluations log TRL's metrics under one name, whatever the evaluation set; the set is in the names of Trainer's own.
-* ``reward`` is the sum of the functions without their weights, and with them since 1.0. Up to 0.16 a function's mean
-  was ``rewards/NAME`` and the length ``completion_length``; ``num_tokens`` came with 0.16. Releases before it are
+  generation batches since the last entry. ``num_tokens`` is cumulative and counts the prompt of every completion.
+* Evaluations log TRL's metrics under one name, whatever the evaluation set; Trainer's own metric names contain the set.
+* ``reward`` is the sum of the reward functions, weighted since 1.0 and unweighted before. Up to 0.16, a function's mean
+  was ``rewards/NAME`` and the length ``completion_length``; ``num_tokens`` came with 0.16. Earlier releases are
   refused, since 0.14 counted prompts in ``per_device_train_batch_size``.
 """
 
@@ -51,30 +51,30 @@ from .trainer import LogReader, Trainer
 
 LAUNCHED = ("num_processes", "nproc_per_node", "nnodes")
 MOST_PERMUTED = 5
-"""Weights of so many reward functions are tried in every order, because the log does not say which is whose."""
+"""Weights of up to this many reward functions are tried in every order: the log does not say which belongs to which."""
 
 
 ENTRY, LENGTH = "loss", "completions/mean_length"
-"""TRL's names of what every entry of training has, also where nothing was generated, and of the mean response."""
+"""TRL's names of a metric that every training entry has, even without generation, and of the mean response length."""
 TOKENS = ("num_tokens", "trainer_state.num_tokens")
-"""Tokens generated up to the step, prompts included: where an entry has them, and where a checkpoint has."""
+"""Tokens generated up to the step, including prompts: in an entry, and in a checkpoint."""
 WHOLES = ("completions/min_length", "completions/max_length")
-"""Means of whole numbers, one for each generation batch."""
+"""Means of whole numbers, one number per generation batch."""
 SHARES = ("completions/clipped_ratio", "frac_reward_zero_std")
-"""Means of counts over the responses of a generation batch."""
+"""Means of counts over a generation batch's responses."""
 OTHER_SIZES = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2, 3, 4, 8)
-"""Batches of so many times the responses are looked for where a run may have changed its settings."""
+"""Ratios of batch sizes to test, in case a run changed its settings."""
 MOST_STEPS = 1_000_000
-"""Optimizer steps of the longest run that is taken for one: each costs about a kilobyte."""
+"""Most optimizer steps that a run may have: each costs about a kilobyte."""
 FORMER_LENGTH = "completion_length"
 FORMER = re.compile(rf"^((?:eval_(?:[^/]+_)?)?)(?:{FORMER_LENGTH}|(rewards/[^/]+))$")
-"""Names of metrics up to 0.16."""
+"""Metric names up to 0.16."""
 RUNTIME = re.compile(r"eval[_/](?:(?P<set>.+)_)?runtime$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizes:
-    """Completions generated at once by all processes, and the micro-steps that use them; None where not known."""
+    """Completions generated at once by all processes, and the micro-steps that use them; None if unknown."""
 
     n: int | None
     batch: int | None
@@ -85,7 +85,7 @@ class BatchSizes:
 
 
 def batch_sizes(settings: Settings) -> BatchSizes:
-    """The sizes of a run's batches, which both settings and logs are read by."""
+    """The sizes of a run's batches, used to read both settings and logs."""
     n = settings.whole("num_generations", default=8)
     device = _per_device(settings)
     accumulated = settings.whole("gradient_accumulation_steps", default=1)
@@ -125,7 +125,7 @@ def batch_sizes(settings: Settings) -> BatchSizes:
 
 
 def _per_device(settings: Settings) -> int | None:
-    """The micro-batch of each process, which the state of a Trainer repeats."""
+    """The micro-batch of each process; a Trainer's state repeats it."""
     state = settings.whole("trainer_state.train_batch_size")
     if state and settings.find("per_device_train_batch_size")[1] is None:
         return state
@@ -218,10 +218,10 @@ def parse(settings: Settings) -> Batching:
 
 
 class Generated:
-    """Rollouts and tokens of a run by optimizer step, as its log and a schedule say; ``notes`` has unnamed starts."""
+    """Rollouts and tokens of a run by optimizer step, from its log and a schedule; ``notes`` has unlogged starts."""
 
     def __init__(self, log: Log, schedules: Sequence[Schedule], batch: int) -> None:
-        """Count them in batches of so many rollouts."""
+        """Count them in batches of this many rollouts."""
         last = max(step for step, _ in log.rows)
         if last > MOST_STEPS:
             raise BudgetError(f"{log.name}: it logs step {last:,}, and no run has more than {MOST_STEPS:,} steps")
@@ -238,10 +238,10 @@ class Generated:
             raise refused or BudgetError(f"{log.name}: no schedule is known by which it could have generated")
         unexplained = min(c.unexplained for c in counts)
         best = [c for c in counts if c.unexplained == unexplained]
-        # What the schedules that explain the most leave open, together.
+        # The union of the ranges from the schedules that explain most of the log.
         self._likely = [hull(at) for at in zip(*(c.likely for c in best), strict=True)]
         self._possible = [hull(at) for at in zip(*(c.possible for c in best), strict=True)]
-        # An entry's mean is of the steps before it.
+        # An entry's mean covers the steps before it.
         marks = [(s, m[LENGTH]) for s, m in log.rows if LENGTH in m] or [(last, 0.0)]
         lengths(log, LENGTH)
         mark, tokens = 0, [0.0]
@@ -256,7 +256,7 @@ class Generated:
             self.notes.append(f"{log.name}: its log shows {starts} from within a generation batch, which is then lost")
 
     def at(self, step: int) -> StepCount:
-        """What was generated up to and including a step; wrong if up to two starts left no trace in the log."""
+        """What was generated up to and including a step; the error covers up to two starts that left no trace."""
         rollouts = sum(self._likely[step]) * self.batch // 2
         fewest, greatest = self._possible[step]
         return StepCount(
@@ -270,12 +270,12 @@ class Generated:
 
 
 def possible(log: Log, every: int, accumulation: int, batches: int | None, steps: int | None) -> list[Schedule]:
-    """The schedules that a run may have had, from the epochs that are logged."""
+    """The schedules that a run may have had, given the logged epochs."""
     logged = [(s, m["epoch"]) for s, m in log.rows if s and m.get("epoch")]
     if not logged:
         return [Schedule(every=every, accumulation=accumulation, batches=batches)]
     step, epoch = logged[-1]
-    # An epoch of S micro-steps takes ⌈S / a⌉ steps, so that S lies in (s·a − (k+1)·a, s·a] / epoch after k epochs.
+    # An epoch of S micro-steps takes ⌈S / a⌉ steps, so S lies in (s·a − (k+1)·a, s·a] / epoch after k epochs.
     most = int(step * accumulation * (1 + 1e-5) / epoch // every)
     least = int((step - epoch - 1) * accumulation * (1 - 1e-5) / epoch // every)
     if most - least > MOST_STEPS:
@@ -292,7 +292,7 @@ def possible(log: Log, every: int, accumulation: int, batches: int | None, steps
     if fitting:
         return fitting
     if steps and all(isclose(s / steps, e, rel_tol=1e-5) for s, e in few):
-        # A stream of problems, whose one epoch is the run.
+        # A stream of problems, with one epoch for the whole run.
         return [Schedule(every=every, accumulation=accumulation)]
     raise BudgetError(
         f"{log.name}: epoch is {epoch:g} after {step:,} optimizer steps, which a generation batch every {every:,} "
@@ -301,7 +301,7 @@ def possible(log: Log, every: int, accumulation: int, batches: int | None, steps
 
 
 class Span(NamedTuple):
-    """What was generated between two counts of tokens, with the rollouts that the schedule makes."""
+    """What was generated between two token counts, with the rollouts according to the schedule."""
 
     stop: int
     tokens: float
@@ -310,13 +310,13 @@ class Span(NamedTuple):
 
 
 def _evidence(log: Log, schedule: Schedule, batch: int) -> dict[int, Evidence]:
-    """Collect a log's evidence of the batches generated: none in an entry that lacks what every generation logs."""
+    """Collect a log's evidence of generated batches: an entry without what every generation logs shows none."""
     own, saved = TOKENS
     totals = [(s, m.get(own, m.get(saved, 0.0))) for s, m in log.rows if own in m or saved in m]
     logged = {s: m for s, m in log.rows if ENTRY in m or own in m or LENGTH in m}
     says = any(own in m or LENGTH in m for m in logged.values())
     spans = [
-        # The mean length of the first entry that the steps are in.
+        # The mean length from the first entry that covers the steps.
         Span(b, new - old, schedule.between(0, a, b) * batch, _first_length(log, a))
         for (a, old), (b, new) in pairwise([(0, 0.0), *totals])
     ]
@@ -334,9 +334,9 @@ def _first_length(log: Log, start: int) -> float:
 
 
 def _check_one_size(log: Log, spans: Sequence[Span], batch: int) -> None:
-    """Check that batches kept their size: of another one, tokens are as many times those of the last steps.
+    """Check that batches kept their size: with another size, tokens are a multiple of those of the last steps.
 
-    That is seen where responses are longer than prompts, whose lengths differ from batch to batch.
+    This is visible only if responses are longer than prompts, whose lengths vary from batch to batch.
     """
     each = [(span.tokens / span.rollouts, span.length) for span in spans]
     prompt = median(tokens - length for tokens, length in each[-2:]) if len(each) > 3 else 0.0
@@ -353,19 +353,19 @@ def _check_one_size(log: Log, spans: Sequence[Span], batch: int) -> None:
 
 
 def _allows(metrics: Metrics, batch: int, generations: int) -> bool:
-    """Return whether an entry's means over so many generation batches can be of whole numbers."""
+    """Return whether an entry's means over this many generation batches can be means of whole numbers."""
     if (generations > 0) != (TOKENS[0] in metrics or LENGTH in metrics):
         return False
     wholes = [metrics[name] * generations for name in WHOLES if name in metrics]
     wholes += [metrics[name] * generations * batch for name in (LENGTH, *SHARES) if name in metrics]
-    # Up to single precision; large sums say nothing.
+    # Tolerate single precision; large sums are uninformative.
     return all(value >= 1e5 or abs(value - round(value)) < 1e-3 + 1e-6 * value for value in wholes)
 
 
 def _agrees(tokens: float, each: float, scatter: float, batches: int) -> bool | None:
-    """Judge whether so many batches explain the tokens of some steps: None if they cannot, False if it is unlikely.
+    """Judge whether this many batches explain the tokens of some steps: None if impossible, False if unlikely.
 
-    A batch usually has ``each`` tokens, and ``scatter`` is by how much all may well miss that.
+    A batch usually has ``each`` tokens; the total may well differ from the expected one by ``scatter``.
     """
     if (tokens > 0) != (batches > 0):
         return None
@@ -399,7 +399,7 @@ def progress(log: Log, settings: Settings, batching: Batching) -> StepCounts:
 
 
 def _following(log: Log, logged: Sequence[int], schedules: Sequence[Schedule]) -> int:
-    """Batches that the step after the last one generates, the most where a start may have been at several steps."""
+    """Batches that the step after the last one generates; the most, if a start may have been at several steps."""
     first = log.restarts[-1] if log.restarts else 1
     before = max((step for step in logged if step < first), default=0)
     return max(
@@ -410,7 +410,7 @@ def _following(log: Log, logged: Sequence[int], schedules: Sequence[Schedule]) -
 
 
 def generated(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
-    """Count what a run generated, by optimizer step, and return the schedules by which it may have."""
+    """Count what a run generated, by optimizer step; return the schedules that it may have had, too."""
     if FORMER_LENGTH in log.keys:
         raise BudgetError(
             f"{log.name}: logs {FORMER_LENGTH} without {TOKENS[0]}, as TRL did before 0.16, whose "
@@ -430,7 +430,7 @@ def generated(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedul
 
 
 def _required(log: Log, settings: Settings) -> tuple[BatchSizes, int, int, int]:
-    """The sizes of batches; of them the responses and the passes of one, and the passes of an optimizer step."""
+    """The batch sizes; then a batch's responses and passes, and the passes of an optimizer step."""
     settings.required("per_device_train_batch_size", "trainer_state.train_batch_size", default=8)
     accumulated = settings.required("gradient_accumulation_steps", default=1)
     known = Settings(values=settings.values, where=settings.where, given=settings.given)
@@ -447,7 +447,7 @@ def _required(log: Log, settings: Settings) -> tuple[BatchSizes, int, int, int]:
 
 
 def entry(metrics: Mapping[str, float]) -> Mapping[str, float]:
-    """One entry with Trainer's names in the form of its own state, and its evaluation set in TRL's metrics."""
+    """One entry with Trainer's metric names as in its own state, and its evaluation set in TRL's metric names."""
     plain = {re.sub(r"^train/|^eval/", lambda m: "" if m[0] == "train/" else "eval_", k): v for k, v in metrics.items()}
     length = LENGTH if TOKENS[0] in plain else FORMER_LENGTH
     plain = {FORMER.sub(lambda m: m[1] + (f"{m[2]}/mean" if m[2] else length), k): v for k, v in plain.items()}
@@ -462,7 +462,7 @@ def entry(metrics: Mapping[str, float]) -> Mapping[str, float]:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run, or with ``train_reward`` the mean rewards of its training."""
+    """The evaluations of a run or, with ``train_reward``, its mean training rewards."""
     training = settings.is_on("train_reward")
     names = log.keys
     prefixes = {""} if training else {m[1] for k in names if (m := re.match(r"(eval_(?:[^/]+_)?)rewards?(?:/.*)?$", k))}
@@ -485,7 +485,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
             part = f"{prefix}reward is not the sum of {', '.join(in_part)}, which scored a part only"
             raise settings.missing("questions", because=part)
         questions = _whole_of(log, f"{prefix}runtime", f"{prefix}samples_per_second")
-        # What is logged are means over batches, each over the responses that were scored.
+        # The logged values are means over batches, each over the responses that were scored.
         size = None if training or in_part else product(each, batching.world_size)
         deviation = name[: -len("mean")] + "std" if name.endswith("/mean") else f"{name}_std"
         settings.notes.append(f"avg_at_{samples} is {name}")
@@ -510,7 +510,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
 
 
 def _whole_of(log: Log, seconds: str, rate: str) -> int | None:
-    """Return a number of things from how long they took, to four digits, and how many a second, to three."""
+    """Return a whole number from the time it took (four digits) and the rate per second (three digits)."""
     low, high = 0.0, float("inf")
     for _, metrics in log.rows:
         time, each = metrics.get(seconds), metrics.get(rate)
@@ -521,9 +521,9 @@ def _whole_of(log: Log, seconds: str, rate: str) -> int | None:
 
 
 def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:
-    """The reward functions of an evaluation, where some returned None for responses, which no mean then counts.
+    """The reward functions of an evaluation if some returned None for responses, which their means do not count.
 
-    Then the reward is not the sum of the functions' means, in whatever order their weights are.
+    Then the reward is not the sum of the functions' means, whatever the order of their weights.
     """
     total = f"{prefix}reward"
     names = {k for k in log.keys if k.startswith(f"{prefix}rewards/") and k.endswith("/mean")}
@@ -531,7 +531,7 @@ def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:
     weights = settings.find("reward_weights")[1]
     listed = weights if isinstance(weights, list) else [1.0] * len(names)
     given = [float(weight) for weight in listed if isinstance(weight, int | float)]
-    # Releases differ in whether the sum that is logged is weighted.
+    # Releases differ in whether the logged sum is weighted.
     orders = {(1.0,) * len(names), *(permutations(given) if len(names) <= MOST_PERMUTED else [tuple(given)])}
     summed = any(
         all(
@@ -544,7 +544,7 @@ def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:
 
 
 def _metric(settings: Settings, prefix: str, names: set[str]) -> str:
-    """The metric to read: the one named, else that of the only reward function."""
+    """The metric to read: the one that was named, else that of the only reward function."""
     wanted = settings.text("metric")
     if wanted:
         whole = [n for n in (wanted, re.sub("^eval/", "eval_", wanted)) if n in names and n.startswith(prefix)]

@@ -1,22 +1,22 @@
 """veRL: ``data.train_batch_size`` and ``ppo_mini_batch_size`` count prompts; micro-batches count responses.
 
 Read in veRL 0.9: the trainer multiplies ``ppo_mini_batch_size`` by ``rollout.n`` (``verl/trainer/ppo/ray_trainer.py``),
-so that with ``ppo_mini_batch_size = data.train_batch_size`` a batch gets one optimizer step;
+so with ``ppo_mini_batch_size = data.train_batch_size`` a batch gets one optimizer step.
 ``trainer.total_training_steps`` does not lengthen a run that ``trainer.total_epochs`` ends first. Each engine has its
-own names for the sizes of its parallelism; ``verl/utils/config.py`` requires B to be divisible by the data-parallel
-ranks of Megatron times their micro-batch, and by *all* devices with every other engine.
-The former trainer (``trainer.use_v1=False``) samples one greedy response for each prompt in addition to n with
-``algorithm.adv_estimator=remax``; the default one has no such baseline. Its asynchronous modes generate
-``num_warmup_batches`` ahead and refill what they evict; ``separate_async`` samples on devices of its own
-(``rollout.nnodes`` × ``rollout.n_gpus_per_node``). Logged are ``train/num_gen_batches`` (former) or what was evicted
-and discarded (``verl/trainer/ppo/v1/replay_buffer.py``): counts of prompts, in spite of their name, of which zeros are
-left out. Its best@k and worst@k resample with replacement.
+own names for the sizes of its parallelism. ``verl/utils/config.py`` requires B to be divisible by Megatron's
+data-parallel ranks times their micro-batch, and by *all* devices with every other engine. The former trainer
+(``trainer.use_v1=False``) with ``algorithm.adv_estimator=remax`` samples one greedy response per prompt in addition to
+n; the default trainer has no such baseline. The default trainer's asynchronous modes generate ``num_warmup_batches``
+ahead and refill what they evict; ``separate_async`` samples on devices of its own (``rollout.nnodes`` ×
+``rollout.n_gpus_per_node``). The log has ``train/num_gen_batches`` (former trainer) or what was evicted and discarded
+(``verl/trainer/ppo/v1/replay_buffer.py``): these are counts of prompts, in spite of their name, and zeros are omitted.
+veRL's best@k and worst@k resample with replacement.
 
-The fully asynchronous trainer (``verl/experimental/fully_async_policy``) wants ``data.train_batch_size=0``: a step that
-is logged is a version of the parameters, after ``async_training.trigger_parameter_sync_step`` fetches of
-``require_batches`` mini-batches; ``training/global_step`` counts the fetches.
-``fully_async/count/total_generated_samples`` counts the prompts that were answered before a sample of the last fetch;
-at most ``1 + staleness_threshold`` versions are ahead of training.
+The fully asynchronous trainer (``verl/experimental/fully_async_policy``) needs ``data.train_batch_size=0``. A logged
+step is a version of the parameters, after ``async_training.trigger_parameter_sync_step`` fetches of ``require_batches``
+mini-batches; ``training/global_step`` counts the fetches. ``fully_async/count/total_generated_samples`` counts the
+prompts that were answered before a sample of the last fetch; at most ``1 + staleness_threshold`` versions are ahead of
+training.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _counting(log: Log, settings: Settings, batching: Batching, tokens: Sequence
         per_step, reason_unknown, own = _prompts(log, settings, problems, n + batching.baseline_rollouts)
         batch = problems * n
         said = settings.find("rollouts_per_step")[1] is not None
-        # Means that were rounded give a batch that is off by some responses, and another n by many.
+        # Rounded means put the batch off by some responses, another n by many.
         if trained and abs(trained - batch) > batch / 100 and not (reason_unknown or said):
             fits = {f"{ROLLOUT}.n": problems, "data.train_batch_size": n}
             right = [f"{name}={trained // other}" for name, other in fits.items() if trained % other == 0]
@@ -115,18 +115,18 @@ def _trains(metrics: Metrics) -> bool:
 
 
 def _is_fully_async(settings: Settings) -> bool:
-    """Return whether the settings are of the fully asynchronous trainer."""
+    """Return whether the settings belong to the fully asynchronous trainer."""
     return bool(settings.matching(rf"{ASYNC}\..*"))
 
 
 def _fetches(settings: Settings) -> tuple[int, int]:
-    """How often the fully asynchronous trainer fetches for a version of the parameters, and mini-batches of each."""
+    """Fetches of the fully asynchronous trainer per version of the parameters, and mini-batches per fetch."""
     fetches = settings.whole(f"{ASYNC}.trigger_parameter_sync_step", default=4) or 4
     return fetches, settings.whole(f"{ASYNC}.require_batches", default=1) or 1
 
 
 def _versions(settings: Settings, mini: int, n: int) -> tuple[int | None, str, Own, int]:
-    """The count of a fully asynchronous run, whose steps are versions of the parameters, and their optimizer steps."""
+    """Count a fully asynchronous run, whose steps are versions of the parameters; also their optimizer steps."""
     fetches, batches = _fetches(settings)
     each = mini * fetches * batches * n
     given = settings.whole("rollouts_per_step")
@@ -136,12 +136,12 @@ def _versions(settings: Settings, mini: int, n: int) -> tuple[int | None, str, O
     def own(counting: Counting, step: int, metrics: Metrics) -> tuple[int | None, int]:
         if given is not None or step <= counting.step:
             return None, 0
-        # What waits to be trained on is bounded, not logged.
+        # The backlog waiting to be trained on is bounded, but not logged.
         counting.rollouts_error = int((1 + (stale if isinstance(stale, int | float) else 0.1)) * each)
         generated = metrics.get(GENERATED)
         if generated is None or not 0 <= generated * n < LARGEST_COUNT:
             return None, 0
-        # A run that was resumed counts anew.
+        # A resumed run restarts this count.
         total = max(int(generated) * n, step * each)
         return max(total - counting.rollouts - (step - counting.step - 1) * each, 0), 0
 
@@ -149,12 +149,12 @@ def _versions(settings: Settings, mini: int, n: int) -> tuple[int | None, str, O
 
 
 def _check_one_batch(log: Log) -> int | None:
-    """The responses of each step, as far as tokens and mean lengths say one number of several steps."""
+    """The responses per step, if tokens and mean lengths give one number for several steps."""
     of_prompts = "prompt_length/mean"
     rows = [(s, m) for s, m in log.rows if {of_prompts, TOKENS, LENGTH} <= m.keys() and m[of_prompts] + m[LENGTH] > 0]
     sizes = [(step, round(m[TOKENS] / (m[of_prompts] + m[LENGTH]))) for step, m in rows]
     parts = [list(part) for _, part in groupby(sizes, key=itemgetter(1))]
-    # Where groups are dropped every step has a size of its own, which says nothing.
+    # If groups are dropped, every step has its own size, which is uninformative.
     if len(parts) > 1 and 2 * len(parts) <= len(sizes):
         (until, before), (begin, after) = parts[0][-1], parts[1][0]
         raise BudgetError(
@@ -199,11 +199,11 @@ def _prompts(log: Log, settings: Settings, problems: int, responses: int) -> tup
 
 
 def is_v1(settings: Settings) -> bool:
-    """Return whether the trainer is the one that is the default since 0.9."""
+    """Return whether this is the trainer that is the default since 0.9."""
     return settings.is_on("trainer.use_v1", default=True)
 
 
-# MLflow refuses @, and veRL writes _at_ there. worst@k is only ever under val-aux.
+# MLflow refuses @, so veRL writes _at_ there. worst@k appears only under val-aux.
 METRIC = re.compile(
     r"^val-(?:core|aux)/(?P<source>.+)/(?P<kind>[^/]+)/(?P<what>mean|best|worst|std)"
     r"(?:@|_at_)(?P<k>\d+)(?P<mean>/mean)?$"
@@ -227,7 +227,7 @@ def _write(run: RunPlan) -> Configuration:
             f"{ACTOR}.ppo_micro_batch_size_per_gpu": run.pass_rollouts,
             f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": run.pass_rollouts,
             "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": run.pass_rollouts,
-            # Its default of 2 does not fit an odd number of devices.
+            # The default of 2 does not fit an odd number of devices.
             f"{ROLLOUT}.tensor_model_parallel_size": 1 if run.world_size % 2 else None,
             "trainer.nnodes": nodes,
             "trainer.n_gpus_per_node": per_node,
@@ -244,7 +244,7 @@ def _write(run: RunPlan) -> Configuration:
 
 
 def _parallel(run: RunPlan) -> dict[str, Value]:
-    """Megatron where matrices or layers are shared, FSDP with Ulysses where only sequences are."""
+    """Megatron if matrices or layers are shared, FSDP with Ulysses if only sequences are."""
     p = run.parallelism
     if p.tensor > 1 or p.pipeline > 1:
         return {"model_engine": "megatron", **p.megatron(f"{ACTOR}.megatron.")}
@@ -287,7 +287,7 @@ def _parse(settings: Settings) -> Batching:
             of = f"that a data-parallel rank has of {name} ({prompts or 0:,} prompts × {n} / {ranks})"
             settings.check_micro_batch(micro, product(prompts, n), of)
     generated, filters = settings.whole("data.gen_batch_size"), settings.is_on("algorithm.filter_groups.enable")
-    # The former trainer's loader gives batches of gen_batch_size, of which a step takes one or more.
+    # The former trainer's loader gives batches of gen_batch_size; a step takes one or more of them.
     loaded = bool(filters and generated and problems and generated != problems and not is_v1(settings))
     fetched = generated if loaded else problems
     least = -(-problems // fetched) if problems and fetched else 1
@@ -347,7 +347,7 @@ def _parse_fully_async(settings: Settings, mini: int | None, n: int | None) -> B
 
 
 def _ranks(settings: Settings, world: int | None) -> tuple[int | None, bool]:
-    """Data-parallel ranks, and whether they are Megatron's, which settings of its degrees imply."""
+    """Data-parallel ranks, and whether they are Megatron's, which setting its degrees implies."""
     said, file = settings.find("model_engine", f"{ACTOR}.strategy")[1], settings.find("config_name")[1]
     if said is None and isinstance(file, str) and "megatron" in file:
         said = "megatron"
@@ -361,7 +361,7 @@ def _ranks(settings: Settings, world: int | None) -> tuple[int | None, bool]:
 
 
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[LoggedEvaluation]:
-    """The evaluations of a run, of the variable that ``metric`` names: by default ``acc``, else ``reward``."""
+    """The evaluations of a run for the variable that ``metric`` names, by default ``acc``, else ``reward``."""
     kinds = _kinds(log, settings)
     scored = {step: scores for step, scores in ((s, _scores(metrics, kinds)) for s, metrics in log.rows) if scores}
     if not scored:
@@ -379,7 +379,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Logged
 
 
 def _score(name: str, scores: Mapping[str, float]) -> Score | None:
-    """The score of a variable; None where no mean is logged."""
+    """The score of a variable; None if no mean is logged."""
     samples = max((int(column.split("_")[2]) for column in scores if column.startswith("avg")), default=0)
     if not samples:
         return None
@@ -392,7 +392,7 @@ def _score(name: str, scores: Mapping[str, float]) -> Score | None:
 
 
 def _kinds(log: Log, settings: Settings) -> dict[str, str]:
-    """The variable to read of each data source: one for all of its metrics, since each has a scale of its own."""
+    """The variable to read for each data source; one for all its metrics, since each variable has its own scale."""
     by_source: dict[str, set[str]] = {}
     for name in log.keys:
         if match := METRIC.match(name):
@@ -403,7 +403,7 @@ def _kinds(log: Log, settings: Settings) -> dict[str, str]:
         kinds = ", ".join(sorted(by_source[lacking]))
         raise BudgetError(f"{log.name}: metric is {wanted!r}, which is not logged of {lacking}; there are {kinds}")
     chosen = [(s, k) for s, kinds in by_source.items() for k in (wanted, "acc", "reward", "score") if k in kinds]
-    # The first counts.
+    # The first one counts.
     return dict(reversed(chosen))
 
 
@@ -419,7 +419,7 @@ def _scores(metrics: Mapping[str, float], kinds: Mapping[str, str]) -> dict[str,
 
 
 def _model_lengths(log: Log, settings: Settings) -> list[float]:
-    """Mean tokens of the model at each row; 0 where tools wrote a part of the responses."""
+    """Mean tokens that the model wrote, for each row; 0 if tools wrote a part of the responses."""
     most = max((metrics.get("num_turns/mean", 0.0) for _, metrics in log.rows), default=0.0)
     calls = max((metrics.get("tool_call_counts/mean", 0.0) for _, metrics in log.rows), default=0.0)
     if most <= 2 and calls <= 0:
@@ -436,7 +436,7 @@ VERL = Trainer(
     parse=_parse,
     logs=LogReader(
         layout=LogLayout(
-            # veRL hands its own step to W&B, also in the rows of evaluations, which have no training/global_step.
+            # veRL passes its own step to W&B, also in evaluation rows, which have no training/global_step.
             steps=("step", "_step", "Step", "training/global_step", "global_step"),
             needed=re.compile(rf"val-|{LENGTH}$|{BATCHES}$|{'|'.join(EVICTED)}"),
         ),

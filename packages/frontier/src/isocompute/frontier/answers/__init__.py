@@ -1,1 +1,1 @@
-"""Answers: fits of a sweep, prescriptions, forecasts and comparisons, each a result that can be printed."""
+"""Answers: fits of a sweep, prescriptions, forecasts and comparisons, each as a printable result."""

@@ -1,7 +1,7 @@
-"""``advise``: which n to begin with before anything was trained, by what other sweeps found, and what would narrow it.
+"""``advise``: which n to start with before any training, from the results of other sweeps, and what would narrow it.
 
-It names no probability that an n is the best: nothing of this problem set was measured. Sources are the rows of
-``sweeps.csv``; docs/sweeps.md lists them and says how often the intervals hold a source that was left out.
+It gives no probability that an n is best, since nothing of this problem set was measured. Sources are the rows of
+``sweeps.csv``; docs/sweeps.md lists them and reports how often the intervals contain a source that was left out.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from ..posterior.between import Between, Mixture, without
 from .signal import Spread
 
 LEVEL = 0.8
-"""Share of the interval: four in five."""
+"""Probability of the interval: four in five."""
 WIDEST = 16.0
-"""High end, or the largest n that fits where that is lower, over low end, beyond which no n is named."""
+"""Largest ratio of the interval's high end (or the largest feasible n, if lower) to its low end; beyond it, no n is
+named."""
 BEYOND = 4.0
-"""As of ``fit``: beyond so many times the sources' budgets nothing is said."""
+"""As in ``fit``: nothing is said beyond this many times the sources' budgets."""
 LEAST_UPDATES = 64
-"""Fewest updates that the panel's questions rest on; the Playbook's largest n had 61."""
+"""Fewest updates in the panel that the questions rest on; the Playbook's largest n had 61."""
 LEAST_PROBLEMS, MOST_PROBLEMS = 8, 32
-"""B_p of the panel and of the Playbook's lines of n."""
+"""B_p in the panel and on the Playbook's lines of n."""
 RATE, RATE_BATCH = 1e-6, 1024
-"""IsoCompute Playbook, section 3: the rate of a 7B model at a batch of 1,024 rollouts, and as √B beside it."""
+"""IsoCompute Playbook, section 3: the rate of a 7B model at a batch of 1,024 rollouts; it scales as √B."""
 OTHER_METRIC = 1.0
-"""Octaves added for best@k and worst@k, of which no source has an n*: assumed."""
+"""Octaves added for best@k and worst@k, for which no source has an n*: assumed."""
 MEASURED_TO = 1.0
-"""Octaves: how well three cells, a factor of four apart, tell n*; rows of ``sweeps.csv`` have 0.8 to 1."""
+"""Octaves: precision of n* from three cells a factor of four apart; rows of ``sweeps.csv`` have 0.8 to 1."""
 SIGNAL_SIZES = (2, 4, 8, 16, 32, 64)
 PLAYBOOK = "Playbook"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked.
+    """A question to ``advise``.
 
     Attributes:
         budget: Rollouts.
         spread: Pass rates of the base model over the training problems.
-        problems: Training problems, D, where known.
-        parameters: Of the model, where known.
-        max_batch: Most rollouts a batch, where there is a limit.
+        problems: Training problems, D, if known.
+        parameters: Of the model, if known.
+        max_batch: Most rollouts in a batch, if there is a limit.
         metric: ``avg``, ``best`` or ``worst`` (at k).
-        anchor: A learning rate that worked, and the batch in rollouts at which it did.
+        anchor: A learning rate that worked, and its batch in rollouts.
     """
 
     budget: float
@@ -73,17 +74,17 @@ class Cell:
 
     @property
     def rollouts(self) -> int:
-        """What it generates."""
+        """Rollouts that it generates."""
         return self.n * self.problems_per_batch * self.steps
 
     def flags(self, trainer: str) -> str:
-        """Flags of a trainer, a key of ``FLAGS``."""
+        """The cell as flags of a trainer, a key of ``FLAGS``."""
         batch, steps = self.problems_per_batch, self.steps
         numbers = {"n": self.n, "batch": batch, "steps": steps, "rollouts": self.n * batch, "problems": batch * steps}
         return FLAGS[trainer].format(**numbers, rate=self.learning_rate)
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json``, by the names of the tables."""
+        """The cell for ``--json``, with the tables' column names."""
         return {
             "rollouts_per_problem": self.n,
             "problems_per_batch": self.problems_per_batch,
@@ -94,15 +95,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to begin with.
+    """What to start with.
 
     Attributes:
-        start: The run to begin with, of the median n; None where nothing can be said.
-        interval: Low end, median and high end of n*, four in five; never below 2.
+        start: The run to start with, at the median n; None if nothing can be said.
+        interval: Low end, median and high end of n* with probability four in five; never below 2.
         cannot: Why nothing can be said, or empty.
-        left_out: What would have been said without each source.
-        pilots: Three cells that would narrow it, and the ratio that their n* is expected to leave.
-        forbidden: The largest n that the batch limit and the least updates leave at the smallest B_p.
+        left_out: By source, the interval without that source.
+        pilots: Three cells that would narrow the interval; ``ratio_after`` is the ratio expected after them.
+        forbidden: The largest n that the batch limit and the least updates allow at the smallest B_p.
     """
 
     question: Question
@@ -118,11 +119,11 @@ class Advice:
 
     @property
     def ratio(self) -> float:
-        """High end over low end of the interval."""
+        """Ratio of the interval's high end to its low end."""
         return self.interval[2] / self.interval[0]
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """The advice for ``--json``."""
         sources, sets = self.between.deviations
         spread = self.question.spread
         return {
@@ -140,10 +141,10 @@ class Advice:
 
 
 def advise(question: Question, sweeps: Sequence[Sweep]) -> Advice:
-    """What to begin with, by all sources and by all but each.
+    """What to start with, from all sources and from all but each.
 
     Raises:
-        FrontierError: The batch limit or the budget cannot hold the smallest run that a source has.
+        FrontierError: The batch limit or the budget cannot hold the smallest run of any source.
     """
     budget = question.budget
     most = largest_n(question)
@@ -160,7 +161,7 @@ def advise(question: Question, sweeps: Sequence[Sweep]) -> Advice:
             f"the sources leave n between {_n(low)} and {_n(high)}, {high / low:.0f} × apart (at most {WIDEST:g} ×)"
         )
     n = min(_power(middle), _power(most, down=True))
-    # The cheapest of which three n have the least updates.
+    # The cheapest pilots whose three n get the least updates.
     room = LEAST_UPDATES * LEAST_PROBLEMS
     pilot = next((budget / part for part in (8, 4) if budget / part >= 8 * room), budget / 2)
     sizes = _around(n, min(most, pilot / room))
@@ -186,7 +187,7 @@ def advise(question: Question, sweeps: Sequence[Sweep]) -> Advice:
 
 
 def largest_n(question: Question) -> int:
-    """The largest n of which B_p = 8 problems fit the batch limit and leave the least updates.
+    """The largest n for which B_p = 8 problems fit the batch limit and leave the least updates.
 
     Raises:
         FrontierError: There is none of 2 or more.
@@ -206,7 +207,7 @@ def largest_n(question: Question) -> int:
 
 
 def problems_per_batch(question: Question, n: int, budget: float) -> int:
-    """The largest power of two up to 32 whose batches fit the limit, the problems and the least updates; 8 at least."""
+    """The largest power of two up to 32 whose batches fit the limit, the problems and the least updates; at least 8."""
     limits = [MOST_PROBLEMS, budget / (LEAST_UPDATES * n)]
     limits += [question.max_batch / n] if question.max_batch else []
     limits += [question.problems] if question.problems else []
@@ -214,11 +215,11 @@ def problems_per_batch(question: Question, n: int, budget: float) -> int:
 
 
 def lines(advice: Advice, trainer: str, *, cost: float | None = None) -> Iterator[str]:
-    """The advice to be printed: one sentence, and below it where each part is from.
+    """The advice as text: one sentence, followed by the source of each part.
 
     Args:
         trainer: A key of ``FLAGS``.
-        cost: Rollouts of a GPU-hour, to print the cost of cells in GPU-hours.
+        cost: Rollouts per GPU-hour, to print the cost of cells in GPU-hours.
     """
     question, start = advice.question, advice.start
     low, _, high = advice.interval
@@ -230,7 +231,7 @@ def lines(advice: Advice, trainer: str, *, cost: float | None = None) -> Iterato
     else:
         rate, at = question.anchor or (RATE, RATE_BATCH)
         whose = "from the one that worked" if question.anchor else "a 7B model's; no source for other sizes"
-        # What no batch holds, or leaves too few updates, cannot be chosen, however far apart sources are.
+        # An n that no batch holds, or that leaves too few updates, cannot be chosen, however far apart the sources are.
         ends = f"({_n(low)} to {_n(high)}, of which at most {advice.forbidden} fits)"
         if advice.forbidden >= high:
             ends = f"({_n(low)} to {_n(high)})"
@@ -281,7 +282,7 @@ def _sources(advice: Advice) -> Iterator[str]:
 
 
 def _nearest(advice: Advice, source: str) -> list[Sweep]:
-    """The rows of a source at its budget nearest to the question's."""
+    """The rows of a source at its budget that is nearest to the question's."""
     own = [s for s in advice.sweeps if s.source == source]
     near = min((s.budget for s in own), key=lambda budget: abs(log2(budget / advice.question.budget)))
     return [s for s in own if s.budget == near]
@@ -361,7 +362,7 @@ FLAGS = {
     "prime-rl": "--orchestrator.batch_size {rollouts} --orchestrator.group_size {n} --max_steps {steps} "
     "--trainer.optim.lr {rate:.3g}",
 }
-"""A cell as flags of a trainer (TRL's for one device), as ``isocompute-budget convert --from`` reads them."""
+"""A cell as flags of a trainer (TRL's for one device), in the form that ``isocompute-budget convert --from`` reads."""
 
 
 def _interval(between: Between, question: Question) -> tuple[float, float, float]:
@@ -370,7 +371,7 @@ def _interval(between: Between, question: Question) -> tuple[float, float, float
 
 
 def _sizes(octaves: Mixture) -> tuple[float, float, float]:
-    """The interval in rollouts per problem, of which a group has at least two."""
+    """The interval in rollouts per problem; a group has at least two."""
     low, middle, high = (max(2.0, 2**each) for each in octaves.interval(LEVEL))
     return low, middle, high
 
@@ -389,7 +390,7 @@ def _cell(question: Question, n: int, batch: int, budget: float) -> Cell:
 
 
 def _around(n: int, most: float) -> list[int]:
-    """Up to three powers of two, a factor of four apart where the largest that is possible leaves room."""
+    """Up to three powers of two, a factor of four apart if the largest possible n leaves room."""
     ladder = [2**k for k in range(1, int(log2(_power(most, down=True))) + 1)]
     place = ladder.index(min(n, ladder[-1]))
     low, high = max(place - 2, 0), min(place + 2, len(ladder) - 1)
@@ -398,7 +399,7 @@ def _around(n: int, most: float) -> list[int]:
 
 
 def _power(value: float, *, down: bool = False) -> int:
-    """The nearest power of two in octaves, or the largest up to it; 2 at least."""
+    """The nearest power of two in octaves or, with ``down``, the largest not above the value; at least 2."""
     octaves = floor(log2(max(value, 2.0))) if down else round(log2(max(value, 2.0)))
     return int(2**octaves)
 

@@ -1,4 +1,4 @@
-"""The sixty-second answer: its sentences, and the words for settings, probabilities and what is not in it."""
+"""The sixty-second answer: its sentences, and the wording of settings, probabilities and limits."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ..posterior.posterior import AGREED, Posterior
 from ..posterior.runs import Setting
 
 COUNTED = 4.0
-"""Times the data up to which coverage was counted; beyond, nothing is called sure."""
+"""Multiple of the data up to which coverage was counted; beyond it, nothing is called sure."""
 SLACK = 0.05
-"""Share by which a budget may exceed the data and still be within them: budgets are whole batches."""
+"""Share by which a budget may exceed the data and still count as within: budgets are whole batches."""
 LIKELIER = 0.5
-"""P(best) of the settings that are not known together from which on nothing is decided."""
+"""Total P(best) of the unknown settings from which on nothing is decided."""
 MOST_ENDS = 3
-"""Settings whose measured ends are given where the curves do not fit."""
+"""Most settings whose measured ends are given if the curves do not fit."""
 
 
 class Standing(Enum):
-    """What an answer amounts to."""
+    """The kind of answer that was reached."""
 
     DECIDED = "decided"
     UNDECIDED = "undecided"
@@ -38,14 +38,14 @@ class Standing(Enum):
 
 
 MOST_NAMED = 7
-"""Settings whose loss is given one by one."""
+"""Most settings whose loss is given one by one."""
 MOST_LISTED = 6
-"""Numbers of rollouts from which on a headline says how many there are, and no longer which."""
+"""From this many numbers of rollouts on, a headline gives their count instead of listing them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmeasured:
-    """An n that was not run: the gain to expect were the better of it and the chosen one known, and P(better)."""
+    """An n that was not run: the expected gain if the better of it and the chosen one were known, and P(better)."""
 
     rollouts_per_problem: int
     gain: float
@@ -57,12 +57,12 @@ class Answer:
     """The sixty-second answer: what to use at a budget, what the others lose, how sure that is, and what is not in it.
 
     Attributes:
-        unit: Of the budget.
+        unit: Unit of the budget.
         compute: What the chosen setting gets for the budget, in the unit of the fit.
         factor: The budget over the largest that was measured.
-        misfits: Settings whose runs are not as their curves say and that could be best.
+        misfits: Settings whose runs disagree with their curves and that could be best.
         endings: Where the runs of every setting were measured to end, the highest first.
-        earlier: At a quarter of it, where that was measured.
+        earlier: The decision at a quarter of the budget, if that was measured.
         path_unit: Unit of the fit.
         beyond: The largest multiple of the budget at which the same n is still chosen, and its P(best) there.
     """
@@ -87,7 +87,7 @@ class Answer:
 
     @property
     def standing(self) -> Standing:
-        """What the answer amounts to."""
+        """The kind of answer that this is."""
         if self.misfits:
             return Standing.MISFIT
         if not self.decision.rivals:
@@ -98,15 +98,15 @@ class Answer:
 
     @property
     def _mostly_unknown(self) -> bool:
-        """Whether the best setting is more likely one of those that are not known."""
+        """Whether the best setting is more likely among the unknown ones."""
         return sum(o.probability_best for o in self.decision.options if not o.known) >= LIKELIER
 
     def headline(self) -> str:
-        """The decision in one sentence: what to use, how likely that is right, and what the next one would cost."""
+        """The decision in one sentence: what to use, how likely that is right, and what the runner-up would cost."""
         return self._of_training(self._decided(differing(self.cells)[0]))
 
     def _of_training(self, said: str) -> str:
-        """A sentence, which begins with what the rewards are where they are those of training."""
+        """A sentence, prefixed with a remark if the rewards are training rewards."""
         return f"By rewards of training: {said[0].lower()}{said[1:]}" if self.of_training else said
 
     def _decided(self, several: bool) -> str:
@@ -141,12 +141,12 @@ class Answer:
         return f"Use {words(chosen.cell, several)}: {sure}"
 
     def _cost(self, option: Option) -> str:
-        """What a setting would cost against the chosen one, with its interval."""
+        """The cost of a setting relative to the chosen one, with its interval."""
         cost = f"{option.loss:.2f}" if option.loss >= 0.005 else "less than 0.01"
         return f"would cost {cost} {self.metric} (95 %: {interval(option.loss_interval)})"
 
     def as_dict(self) -> dict[str, Any]:
-        """As ``--json`` writes it: what to use is null where the answer is that the curves do not fit."""
+        """The answer as ``--json`` writes it: the setting to use is null if the curves do not fit."""
         chosen = None if self.standing is Standing.MISFIT else self.decision.chosen
         cell = None if chosen is None else chosen.cell
         steps = int(self.compute / cell.batch_rollouts) if cell and self.path_unit == "rollouts" else None
@@ -171,7 +171,7 @@ class Answer:
         }
 
     def lines(self) -> list[str]:
-        """The answer, a line each; of an n and B_p at several rates only the best one is named."""
+        """The answer, one line each; for an n and B_p at several rates, only the best rate is named."""
         several = differing(self.cells)[0]
         lines = [self.data, self._of_training(self._use(several))]
         if self.standing is not Standing.MISFIT:
@@ -194,7 +194,7 @@ class Answer:
         )
 
     def _words(self, several: bool) -> str:
-        """What the answer says of the chosen setting."""
+        """What the answer says about the chosen setting."""
         of_known = " of the n that are known" if self.decision.unknown else ""
         if self._mostly_unknown:
             names = called(*self.decision.unknown, several=several)
@@ -218,7 +218,7 @@ class Answer:
         return f"n = {cell.rollouts_per_problem}, B_p = {cell.problems_per_batch}{steps}{rate}{group}"
 
     def _probability(self) -> str:
-        """P(best) of the n, and of its rate among its rates where there are several."""
+        """P(best) of the n and, with several rates, of its rate."""
         if self.standing is Standing.ALONE:
             return ""
         chosen = self.decision.chosen
@@ -271,7 +271,7 @@ class Answer:
 
     def _path(self, several: bool) -> str:
         names = [name(c, several) for c in self.cells]
-        # Another rate of the same n and B_p is no other n.
+        # Another rate of the same n and B_p is not another n.
         changes = [c for c in self.path.changes if names[c.before] != names[c.after]]
         if not changes:
             return f"n*: {names[int(self.path.chosen[-1])]} at every budget"
@@ -300,7 +300,7 @@ class Answer:
 
 
 def option_row(option: Option) -> dict[str, object]:
-    """An option as a row of a table."""
+    """An option as a table row."""
     return {
         **asdict(option.cell),
         "reward": option.reward,
@@ -317,7 +317,7 @@ def option_row(option: Option) -> dict[str, object]:
 
 
 def _alike(decision: Decision, near: Sequence[Option], several: bool) -> list[str]:
-    """The sentence about settings that are as good as the first, if there are any."""
+    """The sentence about settings that are as good as the first, if any."""
     if len(near) == 1:
         return []
     shares = ", ".join(rounded(decision.probability_of(o.cell)) for o in sorted(near[1:], key=lambda o: o.cell.key))
@@ -326,7 +326,7 @@ def _alike(decision: Decision, near: Sequence[Option], several: bool) -> list[st
 
 
 def name(cell: Setting, several: bool, rated: bool = False) -> str:
-    """A setting to be printed: its n alone, or "n = 8, B_p = 4" where settings differ in B_p; the rate on demand."""
+    """A setting as text: its n alone, or "n = 8, B_p = 4" if settings differ in B_p; the rate on request."""
     n = cell.rollouts_per_problem
     text = f"n = {n}, B_p = {cell.problems_per_batch}" if several else f"{n}"
     text += f" at rate {cell.learning_rate:.3g}" if rated and cell.learning_rate else ""
@@ -334,7 +334,7 @@ def name(cell: Setting, several: bool, rated: bool = False) -> str:
 
 
 def called(*cells: Setting, several: bool, rated: bool = False) -> str:
-    """Settings to be printed where no n was mentioned: "n = 8, 16", or "n = 8, B_p = 4, n = 16, B_p = 2"."""
+    """Settings as text if no n was mentioned yet: "n = 8, 16", or "n = 8, B_p = 4, n = 16, B_p = 2"."""
     names = dict.fromkeys(name(cell, several, rated) for cell in cells)
     return f"{'' if several else 'n = '}{', '.join(names)}"
 
@@ -346,40 +346,40 @@ def words(cell: Setting, several: bool) -> str:
 
 
 def listed(options: Sequence[Option], several: bool) -> str:
-    """Settings in the order of n: "8, 16 and 32"."""
+    """Settings ordered by n: "8, 16 and 32"."""
     names = list(dict.fromkeys(name(o.cell, several) for o in sorted(options, key=lambda option: option.cell.key)))
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def signed(number: float, digits: int = 3) -> str:
-    """A number with a minus that is no hyphen, and none before 0."""
+    """A number with a true minus sign, not a hyphen, and none before 0."""
     return f"{round(number, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
 def interval(ends: tuple[float, float], digits: int = 2) -> str:
-    """An interval to be printed."""
+    """An interval as text."""
     return f"{signed(ends[0], digits)} to {signed(ends[1], digits)}"
 
 
 def percent(share: float) -> str:
-    """A share as whole percent, never 0 or 100 from draws."""
+    """A share in whole percent; draws never give 0 or 100."""
     return "<1 %" if share < 0.005 else ">99 %" if share > 0.995 else f"{100 * share:.0f} %"
 
 
 def rounded(share: float) -> str:
-    """A probability to 5 points: what other chains would say lies within that."""
+    """A probability rounded to 5 points: other chains would differ by less than that."""
     return "<5 %" if share < 0.025 else ">95 %" if share > 0.975 else f"{5 * round(20 * share)} %"
 
 
 def as_run(rate: float) -> str:
-    """A learning rate with the digits to type it as it ran: a factor of two between rates is a cliff."""
+    """A learning rate with all its digits, ready to type: a factor of two between rates is a cliff."""
     return f"{rate:.6g}"
 
 
 MOST = 3
-"""Failures named in a sentence; the report names all."""
+"""Most failures named in a sentence; the report names all."""
 CONSTANT = 0.1
-"""Difference of two exponents of the learning rate in n that nobody tells apart."""
+"""Difference between two exponents of the learning rate in n that is indistinguishable."""
 
 
 def differing(cells: Collection[Setting]) -> tuple[bool, bool]:
@@ -388,7 +388,7 @@ def differing(cells: Collection[Setting]) -> tuple[bool, bool]:
 
 
 def of_data(prepared: Prepared, unit: str) -> str:
-    """The sentence about the runs."""
+    """The sentence about the data."""
     health, runs = prepared.health, prepared.runs
     several, rated = differing(prepared.failures)
     seeds = Counter(np.bincount(runs.cell, minlength=len(runs.cells)).tolist())
@@ -409,7 +409,7 @@ def of_data(prepared: Prepared, unit: str) -> str:
 
 
 def of_risk(prepared: Prepared, failing: Array) -> str:
-    """The sentence about failures; ``failing`` has the probability of one of each cell, shape ``(cells,)``."""
+    """The sentence about failures; ``failing`` holds each cell's probability of failure, shape ``(cells,)``."""
     every, cells = prepared.failures, prepared.runs.cells
     count, total = sum(f.failed for f in every.values()), sum(f.runs for f in every.values())
     if not count:
@@ -430,7 +430,7 @@ def of_risk(prepared: Prepared, failing: Array) -> str:
 
 
 def left_out_of(prepared: Prepared, posterior: Posterior, *, caveats: tuple[str, ...]) -> tuple[str, ...]:
-    """Name what the answer does not hold for, and what makes it doubtful."""
+    """List what the answer does not cover, and what makes it doubtful."""
     runs = prepared.runs
     missing = [] if len(runs.bases) > 1 else ["one base model", "one problem set"]
     if posterior.luck is None:
@@ -446,7 +446,7 @@ def left_out_of(prepared: Prepared, posterior: Posterior, *, caveats: tuple[str,
 
 
 def _of_rates(cells: tuple[Setting, ...]) -> str:
-    """Name the limit on learning rates where each n and B_p has one rate, which cannot be told from them."""
+    """State the limit on learning rates if each n and B_p has one rate, which cannot be told apart from them."""
     known = [(c.batch_rollouts, c.learning_rate) for c in cells if c.learning_rate]
     if len(known) < len(cells):
         return "the learning rate, which the runs do not say"
@@ -465,5 +465,5 @@ def _of_rates(cells: tuple[Setting, ...]) -> str:
 
 
 def _span(each: Counter[int], noun: str) -> str:
-    """Counts that differ from run to run to be printed, such as ``2–3 seeds``."""
+    """Counts that differ from run to run as text, such as ``2–3 seeds``."""
     return ("" if len(each) == 1 else f"{min(each)}–") + counted(max(each), noun)

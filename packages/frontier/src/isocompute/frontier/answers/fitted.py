@@ -1,4 +1,4 @@
-"""A fitted sweep: what it says at any budget, the sentences of that answer, and checks of the fit."""
+"""A fitted sweep: its prediction at any budget, the sentences of that answer, and checks of the fit."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from .answer import (
 )
 
 UNKNOWN = 1.5
-"""Width of a setting's 95 % interval beyond its data, over the most that any had gained, from which on it is wide."""
+"""A setting's 95 % interval beyond its data is wide from this multiple of the largest gain of any setting."""
 EARLIER = 1.5
-"""Times the compute of a setting's last evaluation that others reached, from which on its runs end early."""
+"""A setting's runs end early if others reached this multiple of the compute at its last evaluation."""
 RISEN = 0.5
 """Share of its gain that a setting must have made for its runs not to end early."""
 SURE_BEYOND = 0.8
-"""P(best) that an n must have, in every part of the draws, for its lead to be carried on beyond the data."""
+"""P(best) that an n needs, in every part of the draws, for its lead to be extrapolated beyond the data."""
 FARTHEST = 64.0
-"""Times the data beyond which nothing is said."""
+"""Multiple of the data beyond which nothing is said."""
 PARTS = 4
-"""Parts of the draws, each of other chains, all of which must say a thing for it to be said."""
+"""Parts of the draws, each from different chains; a statement must hold in all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -62,12 +62,12 @@ class Fitted:
     """The posterior of a sweep.
 
     Attributes:
-        tokens_per_rollout: Mean tokens of a response of each setting; empty where the table does not say.
-        hours_per_rollout: GPU-hours of a rollout of each setting; empty without timings.
-        caveats: Limits of the answer beside those that the runs show.
-        of_training: Whether the rewards are those of training.
+        tokens_per_rollout: Mean response tokens of each setting; empty if the table does not say.
+        hours_per_rollout: GPU-hours per rollout of each setting; empty without timings.
+        caveats: Limits of the answer besides those that the runs show.
+        of_training: Whether the rewards are training rewards.
         seed: Fixes all random draws.
-        about: What tells these runs from others: problem sets, base models, what was spent.
+        about: What distinguishes these runs from others: problem sets, base models, what was spent.
     """
 
     metric: str
@@ -94,7 +94,7 @@ class Fitted:
 
     @property
     def differing(self) -> tuple[bool, bool]:
-        """As of the function ``differing``."""
+        """The result of the function ``differing``."""
         return differing(self.prepared.failures)
 
     @property
@@ -115,18 +115,18 @@ class Fitted:
 
     @property
     def path_start(self) -> float:
-        """The least compute after the start that was measured."""
+        """The smallest measured compute after the start."""
         runs = self.prepared.runs
         return float(runs.compute[runs.seen & (runs.compute > 0)].min())
 
     @cached_property
     def lost(self) -> tuple[Setting, ...]:
-        """The settings without a curve, all of whose runs failed."""
+        """The settings without a curve, because all their runs failed."""
         return tuple(c for c, f in self.prepared.failures.items() if f.failed and c not in self.cells)
 
     @cached_property
     def settings(self) -> tuple[Setting, ...]:
-        """All that is decided between: the settings with a curve, then those without."""
+        """All candidate settings: those with a curve, then those without."""
         return (*self.cells, *self.lost)
 
     @cached_property
@@ -141,16 +141,16 @@ class Fitted:
 
     @cached_property
     def failing(self) -> Array:
-        """Those draws, but for their mean where none of a setting's runs failed, shape ``(draws, settings)``.
+        """The failure draws, replaced by their mean for settings without failed runs, shape ``(draws, settings)``.
 
-        What is not known of all alike is no reason to doubt one of them.
+        Uncertainty that all settings share is no reason to doubt one of them.
         """
         failed = np.array([self.prepared.failures[c].failed for c in self.settings])
         return np.where(failed > 0, self.failure_draws, self.failure_draws.mean(axis=0))
 
     @cached_property
     def failed_reward(self) -> Array:
-        """Reward that failed runs of each setting ended at, or the reward before training, shape ``(settings,)``."""
+        """Reward at which each setting's failed runs ended, or the reward before training, shape ``(settings,)``."""
         start = float(self.posterior.model.start(self.posterior.theta).mean())
         own = [self.prepared.failures[c].reward for c in self.settings]
         return np.array([start if reward is None else reward for reward in own])
@@ -158,10 +158,10 @@ class Fitted:
     def healthy(self, compute: Array) -> Array:
         """Draws of the reward of a run that does not fail, shape ``(draws, settings, points)``.
 
-        That of a setting without a curve is predicted from the others.
+        For a setting without a curve, the reward is predicted from the others.
 
         Args:
-            compute: Shape ``(points,)``, or ``(settings, points)`` where settings differ in it.
+            compute: Shape ``(points,)``, or ``(settings, points)`` if it differs between settings.
         """
         if not self.lost:
             return self.posterior.reward(compute)
@@ -173,7 +173,7 @@ class Fitted:
         )
 
     def whole(self, compute: Array) -> Array:
-        """Draws of the reward expected at some budgets, failures included, shape ``(draws, settings, points)``."""
+        """Draws of the expected reward at some budgets, failures included, shape ``(draws, settings, points)``."""
         return self._with_failures(self.healthy(compute))
 
     def _with_failures(self, rewards: Array) -> Array:
@@ -181,17 +181,17 @@ class Fitted:
         return np.asarray(rewards - self.failing[:, :, None] * lost)
 
     def decide(self, budget: float, *, unit: str | None = None, guess: bool = False) -> Decision:
-        """The settings at a budget, that of least expected regret first.
+        """The settings at a budget, the one with the least expected regret first.
 
         Args:
-            unit: Unit of the budget: that of the fit, or ``tokens`` or ``gpu_hours`` of a fit in rollouts, which buy
-                each setting as many rollouts as its responses are long or its steps fast.
-            guess: Decide even where no setting is known at the budget, as for what to run next.
+            unit: Unit of the budget. Either that of the fit or, for a fit in rollouts, ``tokens`` or ``gpu_hours``;
+                these buy each setting a number of rollouts that depends on its response length or step time.
+            guess: Decide even if no setting is known at the budget, as when choosing what to run next.
 
         Raises:
             FrontierError: The budget is not above 0, is less than a batch, is more than 64 times what was measured or
-                less than a 64th of it, lies so far beyond the data that every setting's interval is far wider than
-                what any had gained (unless ``guess``), or is in a unit that the table does not hold.
+                less than a 64th of it, lies so far beyond the data that every setting's interval is far wider than any
+                gain (unless ``guess``), or is in a unit that the table does not hold.
         """
         if not (np.isfinite(budget) and budget > 0):
             raise FrontierError(f"the budget is {budget}; it must be above 0")
@@ -214,10 +214,10 @@ class Fitted:
         reach = compute / np.append(self.last, np.full(len(self.lost), self.largest))
         low, high = np.quantile(healthy, [0.025, 0.975], axis=0)
         shorter = reach > EARLIER * reach.min()
-        # What a setting of shorter runs may gain is not judged by what others did.
+        # The possible gain of a setting with shorter runs is not judged by the gains of others.
         most = np.where(shorter, np.append(self.gained, np.zeros(len(self.lost))), UNKNOWN * self.gained.max())
         wide = (reach > self._slack) & (high - low > most)
-        # As wide as the others, it is as well known as they.
+        # A setting whose interval is as wide as the others' is as well known as they are.
         known = ~(wide & (self._early | shorter))
         if guess and not known.any():
             known[:] = True
@@ -234,26 +234,26 @@ class Fitted:
 
     @cached_property
     def _early(self) -> Mask:
-        """Which settings had not made half of their gain by their last evaluation, shape ``(settings,)``."""
+        """Settings that had not made half of their gain by their last evaluation, shape ``(settings,)``."""
         made = self.posterior.share(self.last[:, None])[:, :, 0].mean(axis=0)
         return np.append(made < RISEN, np.ones(len(self.lost), dtype=np.bool_))
 
     @property
     def _least(self) -> Array:
-        """Compute of each setting below which nothing is said, shape ``(settings,)``."""
+        """Smallest compute of each setting at which anything is said, shape ``(settings,)``."""
         batch = np.array([c.batch_rollouts for c in self.settings]) if self.unit == "rollouts" else 0.0
-        # An evaluation before a whole batch counts compute in other than ones.
+        # An evaluation before a whole batch means that compute is counted in other units than batches.
         return np.clip(batch, self.path_start / FARTHEST, self.path_start) * np.ones(len(self.settings))
 
     @cached_property
     def _slack(self) -> float:
-        """Budget over what was measured up to which it is within: a batch of the largest, or 5 %."""
+        """Ratio of budget to data that still counts as within the data: the largest batch, or 5 %."""
         largest = max(c.batch_rollouts for c in self.cells) if self.unit == "rollouts" else 0.0
         return 1 + max(SLACK, largest / self.largest)
 
     @cached_property
     def misfits(self) -> tuple[Misfit, ...]:
-        """The settings whose own runs their curves miss."""
+        """The settings whose curves do not fit their own runs."""
         return misfits(self.posterior)
 
     @cached_property
@@ -262,7 +262,7 @@ class Fitted:
         return endings(self.posterior)
 
     def doubts(self, decision: Decision) -> tuple[Misfit, ...]:
-        """The misfits of settings that could be best at a budget, by their curves or by what was measured."""
+        """The misfits among settings that could be best at a budget, by their curves or by measurement."""
         floor = decision.chosen.interval[0]
         high = {e.cell: e.interval[1] for e in self.endings}
         shares = {o.cell: o.probability_best for o in decision.options}
@@ -274,12 +274,12 @@ class Fitted:
 
     @cached_property
     def gained(self) -> Array:
-        """Mean gain of each setting over the start by its last evaluation, shape ``(cells,)``."""
+        """Mean gain of each setting from the start to its last evaluation, shape ``(cells,)``."""
         start = self.posterior.model.start(self.posterior.theta).mean()
         return np.asarray(self.posterior.reward(self.last[:, None])[:, :, 0].mean(axis=0) - start)
 
     def _lengths(self, unit: str) -> Array:
-        """Cost of a unit of the fit in another one, by setting, shape ``(settings,)``."""
+        """Cost of the fit's unit in another unit, by setting, shape ``(settings,)``."""
         if unit == self.unit:
             return np.ones(len(self.settings))
         lengths = {"tokens": self.tokens_per_rollout, "gpu_hours": self.hours_per_rollout}.get(unit, ())
@@ -289,7 +289,7 @@ class Fitted:
                 f"fit with --{'timings' if unit == 'gpu_hours' else f'unit {unit}'}"
             )
         own = np.array(lengths)
-        # A setting without a curve is as long as the others.
+        # A setting without a curve is assumed to be as long as the others.
         return np.append(own, np.full(len(self.lost), own.mean()))
 
     def compute_of(self, cell: Setting, budget: float, unit: str) -> float:
@@ -297,7 +297,7 @@ class Fitted:
         return float(budget / self._lengths(unit)[self.settings.index(cell)])
 
     def best(self, compute: float) -> Option:
-        """The setting of least expected regret at a budget."""
+        """The setting with the least expected regret at a budget."""
         return self.decide(compute).chosen
 
     def predict(self, compute: float | Sequence[float], *, n: int) -> pl.DataFrame:
@@ -305,8 +305,9 @@ class Fitted:
 
         Args:
             compute: In the unit of the fit.
-            n: Rollouts per problem; of several settings of it the one of least regret. One that was not run is taken at
-                the B_p of the setting chosen at the largest compute, and at its rate scaled by the root of n.
+            n: Rollouts per problem. If several settings have it, the one with the least regret is used. An n that was
+                not run takes the B_p of the setting chosen at the largest compute, and its rate scaled by the root of
+                n.
         """
         at = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         options = self.decide(self.largest).options
@@ -319,14 +320,14 @@ class Fitted:
         return _band(at, drawn)
 
     def forecast(self, run: str, compute: float | Sequence[float]) -> pl.DataFrame:
-        """Reward that one run is going to have, its own seed included: as of ``predict``.
+        """Future reward of one run, including its seed effect; columns as in ``predict``.
 
         Args:
             run: Its ``run_id``, or its name, such as ``n = 8, seed 1``.
             compute: In the unit of the fit.
 
         Raises:
-            FrontierError: There is no such run among those that were fitted.
+            FrontierError: No such run was fitted.
         """
         names = [(h.run_id, h.name) for h in self.prepared.health if h.fitted]
         where = next((k for k, known in enumerate(names) if run in known), None)
@@ -336,9 +337,9 @@ class Fitted:
         return _band(at, self.posterior.of_run(where, at))
 
     def best_rates(self, compute: float) -> BestRates | None:
-        """The best learning rate of each n at a budget; None where no n was run at several rates, or there is one n.
+        """The best learning rate of each n at a budget; None if no n was run at several rates, or there is only one n.
 
-        Curves of rates that were not run are those expected of them, without departures.
+        The curves of rates that were not run are their expected ones, without departures.
         """
         chosen = self.best(compute).cell
         own = [c for c in self.cells if (c.problems_per_batch, c.group) == (chosen.problems_per_batch, chosen.group)]
@@ -364,21 +365,21 @@ class Fitted:
         )
 
     def regret(self, compute: float) -> pl.DataFrame:
-        """All settings at a budget, a row each, sorted by expected regret."""
+        """All settings at a budget, one per row, sorted by expected regret."""
         return pl.DataFrame([option_row(o) for o in self.decide(compute).options])
 
     def path(self) -> DecisionPath:
-        """n* over the compute that was measured."""
+        """n* over the measured range of compute."""
         return path_of(self.path_start, self.largest, self.settings, self.decide, self.whole)
 
     def answer(self, budget: float | None = None, *, unit: str | None = None) -> Answer:
-        """The sixty-second answer at a budget, by default the largest that was measured; units as of ``decide``."""
+        """The sixty-second answer at a budget, by default the largest that was measured; units as in ``decide``."""
         whole = self.largest if budget is None else budget
         decision = self.decide(whole, unit=unit)
         compute = self.compute_of(decision.chosen.cell, whole, unit or self.unit)
         doubts = self.doubts(decision)
         several = differing(self.prepared.failures)[0]
-        # One that cannot be best changes no answer, and is named.
+        # A misfit that cannot be best does not change the answer, but is named.
         astray = [
             f"a curve for {called(m.cell, several=several, rated=True)}, whose runs it does not fit ({m.evidence})"
             for m in self.misfits
@@ -406,7 +407,7 @@ class Fitted:
         )
 
     def _beyond(self, decision: Decision, unit: str | None) -> tuple[float, float] | None:
-        """The farthest budget, as far as coverage was counted, at which the same n leads in every part of the draws."""
+        """The farthest budget, within the counted coverage, at which the same n leads in every part of the draws."""
         chosen, found = decision.chosen.cell, None
         for factor in (2.0, 4.0):
             budget = decision.compute * factor
@@ -417,7 +418,7 @@ class Fitted:
             whole = self.whole(compute[:, None])[:, :, 0]
             own = [k for k, c in enumerate(self.settings) if c.key == chosen.key]
             leads = np.isin(whole.argmax(axis=1), own)
-            # Draws are in the order of steps, each of all chains.
+            # Draws are ordered by step, with one draw per chain in each step.
             sure = min(float(leads[part::PARTS].mean()) for part in range(PARTS)) >= SURE_BEYOND
             if later.unknown or later.chosen.cell.key != chosen.key or not sure:
                 break
@@ -425,7 +426,7 @@ class Fitted:
         return found
 
     def _unmeasured(self, decision: Decision, compute: float) -> Unmeasured:
-        """The next smaller or larger n, at the chosen B_p and group, whichever is expected to gain more."""
+        """The next smaller or larger n at the chosen B_p and group, whichever has the larger expected gain."""
         chosen = decision.chosen.cell
         own = [c.rollouts_per_problem for c in self.settings if c.problems_per_batch == chosen.problems_per_batch]
         rng = np.random.default_rng([self.seed, 2])
@@ -451,13 +452,13 @@ def _band(compute: Array, drawn: Array) -> pl.DataFrame:
 
 
 QUICK = (16, 24, 16)
-"""Chains, warm-up and kept steps of a fit that only checks another one."""
+"""Chains, warm-up steps and kept steps of a fit that only checks another one."""
 FAR = 2.0
-"""Standard deviations of the prior beyond which a deviation conflicts with it."""
+"""A deviation farther than this many standard deviations of its prior conflicts with the prior."""
 RATES = 33
-"""Learning rates among which the best is sought, log-uniform."""
+"""Number of learning rates in the search for the best, log-uniform."""
 BEYOND = 2.0
-"""Factor beyond the learning rates that were run within which the best one is sought."""
+"""Factor by which the search for the best learning rate extends beyond those that were run."""
 WORDS = {
     "seeds": ("seeds differ in gain", "seeds differ in timing"),
     "smooth": ("gains vary from n to n", "timing varies from n to n"),
@@ -466,12 +467,12 @@ WORDS = {
 
 
 def left_out(fitted: Fitted) -> dict[int, tuple[float, float, float]]:
-    """Leave out each n in turn, with all its settings, and predict it from the others; nothing with fewer than four n.
+    """Leave out each n in turn, with all its settings, and predict it from the others; empty for fewer than four n.
 
-    Of several settings of an n the one of highest reward is predicted.
+    If an n has several settings, the one with the highest reward is predicted.
 
     Returns:
-        By n the mean of its fitted reward at the end of its data, and the 95 % interval predicted without its runs.
+        By n, the mean of its fitted reward at the end of its data, and the 95 % interval predicted without its runs.
     """
     runs = fitted.prepared.runs
     ns = sorted({c.rollouts_per_problem for c in fitted.cells})
@@ -490,7 +491,7 @@ def left_out(fitted: Fitted) -> dict[int, tuple[float, float, float]]:
 
 
 def left_out_line(found: dict[int, tuple[float, float, float]]) -> str:
-    """Summarise leaving out in a line."""
+    """Summarise the leave-one-out check in a line."""
     missed = [
         f"n = {n}: {reward:.3f}, predicted {low:.3f}–{high:.3f}"
         for n, (reward, low, high) in found.items()
@@ -502,7 +503,7 @@ def left_out_line(found: dict[int, tuple[float, float, float]]) -> str:
 
 
 def conflicts(fitted: Fitted) -> list[str]:
-    """Deviations that the data say are far from what was expected of them, as sentences."""
+    """Deviations that the data place far from the prior's expectation, as sentences."""
     model, theta = fitted.posterior.model, fitted.posterior.theta
     said = []
     for kind, words in WORDS.items():
@@ -519,9 +520,9 @@ class BestRates:
     """The best learning rate of each n at one budget.
 
     Attributes:
-        rate: Median of the best rate of each.
-        interval: Their 95 % intervals; one that reaches an end of what is searched is open there.
-        exponent: Of B in the best rate, median: ½ is the √B rule.
+        rate: Median of each n's best rate.
+        interval: Their 95 % intervals; one that reaches an end of the search range is open there.
+        exponent: Median exponent of B in the best rate: ½ is the √B rule.
         exponent_interval: Its 95 % interval.
     """
 

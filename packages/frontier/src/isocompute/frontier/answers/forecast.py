@@ -1,4 +1,4 @@
-"""Forecasts of single runs: what is judged before a curve is fitted, the curve beyond a cut, and what came later."""
+"""Forecasts of single runs: a judgement before any curve is fitted, the curve beyond a cut, and what came later."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from .recipes import fit_scalerl
 
 METHODS = ("posterior", "paper")
 LEAST = 5
-"""Evaluations at different compute that a forecast needs."""
+"""Evaluations at distinct compute that a forecast needs."""
 BEYOND = 2.0
-"""Times the last compute fitted that a reward is given at."""
+"""A reward is also given at this multiple of the last fitted compute."""
 PAPER_MARGIN = 0.02
-"""Error of A that ScaleRL reads off three runs of one recipe (Figure 8): by its method an end within it has held."""
+"""Error of A that ScaleRL derives from three runs of one recipe (Figure 8): its method holds if the end is within
+it."""
 
 
 class State(StrEnum):
-    """What a run is doing at the cut, judged before anything is fitted."""
+    """A run's state at the cut, judged before anything is fitted."""
 
     RISING = "rising"
     LEVEL = "level"
@@ -38,12 +39,15 @@ class State(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What came later, compared with the forecast.
+    """Comparison of what came later with the forecast.
 
-    ``held`` when the number of points inside the 95 % interval is at least the 5 % quantile of Binomial(points, 0.95),
-    the count expected of independent points; ``held (uninformative)`` when it is, but the interval is as wide as all
-    that the run had gained, so that most runs would have held; else ``failed`` when it is below the 5 % quantile of
-    that count in runs simulated from the forecast, whose points move together; else ``unresolved``.
+    * ``held``: the number of points inside the 95 % interval is at least the 5 % quantile of Binomial(points, 0.95),
+      the distribution for independent points.
+    * ``held (uninformative)``: the same, but the interval is wider than the run's whole gain, so most runs would have
+      held.
+    * ``failed``: the number is below the 5 % quantile for runs simulated from the forecast, whose points are
+      correlated.
+    * ``unresolved``: otherwise.
     """
 
     HELD = "held"
@@ -57,9 +61,10 @@ class ForecastConfig:
     """Settings of a forecast.
 
     Attributes:
-        r0: Reward before training; without it that at zero compute, or an unknown one near the first evaluation.
-        fit_max: Most compute fitted; what lies beyond is the extension.
-        method: ``posterior``, or ``paper`` for ScaleRL's own sigmoid by its own grid.
+        r0: Reward before training. If omitted, the reward at zero compute, or else an unknown one near the first
+            evaluation.
+        fit_max: Largest compute fitted; later evaluations are the extension.
+        method: ``posterior``, or ``paper`` for ScaleRL's own sigmoid and grid.
         without: Published fits that the prior leaves out: those of the run itself, if it is one of them.
 
     Raises:
@@ -86,12 +91,12 @@ class ForecastConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
-    """A forecast compared with what came beyond its cut (ScaleRL, section 4).
+    """A forecast compared with the data beyond its cut (ScaleRL, section 4).
 
     Attributes:
-        points: Those beyond the cut.
-        bias: Mean of prediction minus measurement; above 0 where the forecast was too optimistic.
-        coverage: Share of the points inside the 95 % interval for evaluations; None by the paper's method.
+        points: Number of points beyond the cut.
+        bias: Mean of prediction minus measurement; above 0 if the forecast was too optimistic.
+        coverage: Share of the points inside the 95 % interval for evaluations; None for the paper's method.
     """
 
     points: int
@@ -106,11 +111,11 @@ class Forecast:
     """A run up to a cut, and its extension.
 
     Attributes:
-        evidence: Of the state, as the end of a sentence that begins with the run; empty of a run that rises.
-        parameters: A, R0, C_mid and B, by the names of ScaleRL: means, of C_mid and B medians; none after a collapse.
-        intervals: 95 % interval of each; none by the paper's method.
-        compute: Of every evaluation that was given, with 2 times the cut, rising.
-        reward: Expected there, with the 95 % interval of the curve from ``low`` to ``high``.
+        evidence: The evidence for the state, as the end of a sentence that begins with the run; empty for a rising run.
+        parameters: A, R0, C_mid and B, by ScaleRL's names: means, medians for C_mid and B; none after a collapse.
+        intervals: 95 % interval of each; none for the paper's method.
+        compute: Compute of every evaluation that was given, and 2 times the cut, in ascending order.
+        reward: Expected reward there; ``low`` to ``high`` is the 95 % interval of the curve.
         support: Least and most compute fitted.
     """
 
@@ -129,19 +134,19 @@ class Forecast:
     flags: tuple[Flag, ...]
 
     def at(self, compute: float) -> tuple[float, float, float]:
-        """Reward expected at some compute between the evaluations, with its 95 % interval."""
+        """Expected reward at some compute between the evaluations, with its 95 % interval."""
         reward, low, high = (float(np.interp(compute, self.compute, v)) for v in (self.reward, self.low, self.high))
         return reward, low, high
 
     def as_dict(self) -> dict[str, Any]:
-        """As ``predict --json`` writes it."""
+        """The forecast as ``predict --json`` writes it."""
         plain = asdict(self)
         plain["params"] = plain.pop("parameters")
         plain["curve"] = {name: plain.pop(name).tolist() for name in ("compute", "reward", "low", "high")}
         return plain
 
     def summary(self) -> str:
-        """Lines to be printed: state, parameters with intervals, the extension, and the meaning of the flags."""
+        """The forecast as text: state, parameters with intervals, the extension, and the meaning of the flags."""
         first, last = self.support
         lines = [f"{self.method}, {self.fitted} points from {first:,.6g} to {last:,.6g}: {self.state}"]
         if self.evidence:
@@ -165,11 +170,11 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig | None = None
     """Judge one run up to a cut, extend its curve, and judge the extension.
 
     Args:
-        unit: Of compute, to be printed.
+        unit: Unit of compute, for printing.
 
     Raises:
-        FrontierError: Fewer than five points lie in the window, they do not differ in reward, or a published fit that
-            is left out is none.
+        FrontierError: Fewer than five points lie in the window, they do not differ in reward, or ``without`` names an
+            unknown published fit.
     """
     config = config or ForecastConfig()
     order = np.argsort(compute, kind="stable")
@@ -198,7 +203,7 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig | None = None
         state, evidence, named = State.RISING, "", curve.named()
         mean = low = high = curve(at)
         if later.any():
-            # There is no interval.
+            # There is no interval to compare with.
             held = abs(mean[points[-1]] - measured[-1]) <= PAPER_MARGIN
             extension = _judged(mean[points] - measured, Verdict.HELD if held else Verdict.FAILED, None)
     else:
@@ -206,7 +211,7 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig | None = None
         state, evidence = _state(run, unit)
         drawn = _draws(run, state, at, config)
         low, high = ends(drawn.reward)
-        # A mean may lie outside of its own interval where a few draws are far off.
+        # A few extreme draws can put the mean outside its own interval.
         mean = np.clip(drawn.reward.mean(axis=0), low, high)
         for name, values in drawn.named.items():
             centre = values.mean() if name in ("A", "R0") else np.median(values)
@@ -238,12 +243,12 @@ def _judged(miss: Array, verdict: Verdict, coverage: float | None) -> Extension:
 
 
 def as_run(x: Array, y: Array, r0: float | None) -> Run:
-    """The run, with errors as evaluations scatter about their neighbours, and R0 where it is known."""
+    """The run, with errors estimated from each evaluation's deviation from its neighbours, and R0 if known."""
     off, unit = off_neighbours(position(x), y, np.ones(len(x)))
-    # Four fifths of normal values lie within 1.2816 standard deviations, whatever a few spikes or a collapse do.
+    # Four fifths of normal values lie within 1.2816 standard deviations; a few spikes or a collapse do not change that.
     error = np.full(len(x), max(float(np.quantile(np.abs(off / unit), 0.8)) / 1.2816, 1e-4))
     if r0 is not None and x[0] > 0:
-        # It is far surer than one evaluation.
+        # R0 is far more certain than one evaluation.
         x, y, error = np.append(0.0, x), np.append(r0, y), np.append(error[0] / 5, error)
     return Run(
         name="run",
@@ -258,13 +263,13 @@ def as_run(x: Array, y: Array, r0: float | None) -> Run:
 
 
 STILL = 0.2
-"""Share of its whole gain that the later half of a run's evaluations surely has not gained where it is level."""
+"""A run is level if the later half of its evaluations surely gained less than this share of its whole gain."""
 SURE = 2.0
-"""Standard errors."""
+"""Standard errors that make a statement sure."""
 
 
 def _state(run: Run, unit: str) -> tuple[State, str]:
-    """What the run is doing at its end, with the evidence."""
+    """The run's state at its end, with the evidence."""
     (health,) = judge([_thinned(run)], unit=unit)
     if Kind.COLLAPSED in health.kinds:
         return State.COLLAPSED, health.findings[0].evidence
@@ -281,9 +286,9 @@ def _state(run: Run, unit: str) -> tuple[State, str]:
 
 
 def _thinned(run: Run) -> Run:
-    """The run in few points: means of evaluations that follow each other, as sure as they scatter about neighbours.
+    """The run reduced to few points: means of consecutive evaluations, with errors from their scatter about neighbours.
 
-    Bins as those of a fit would take a collapse for noise.
+    The bins of a fit would treat a collapse as noise.
     """
     size = -(-len(run.compute) // POINTS)
     groups = np.array_split(np.arange(len(run.compute)), -(-len(run.compute) // size))
@@ -294,17 +299,17 @@ def _thinned(run: Run) -> Run:
 
 
 def _line(x: Array, y: Array, least: float) -> tuple[float, float]:
-    """Slope of a line and its standard error, with noise of a least deviation."""
+    """Slope of a line and its standard error, with a lower bound on the noise."""
     slope, level = np.polyfit(x, y, 1)
     residual = float(np.sqrt(((y - slope * x - level) ** 2).sum() / (len(x) - 2)))
     return float(slope), max(residual, least) / float(np.sqrt(((x - x.mean()) ** 2).sum()))
 
 
 def _draws(run: Run, state: State, at: Array, config: ForecastConfig) -> Drawn:
-    """Draws at some compute."""
+    """Draws at some compute values."""
     if state is not State.COLLAPSED:
         return single(prepare([run]).runs, at, before=expected(config.without), seed=config.seed)
-    # No rising curve describes it: what it fell to is all that is known, and it stays there.
+    # No rising curve fits: only the level that it fell to is known, and it is assumed to stay there.
     top = int(run.reward.argmax())
     kept = run.reward[top:][run.reward[top:] < (run.reward[0] + run.reward[top]) / 2]
     spread = max(float(kept.std(ddof=1)) if len(kept) > 1 else 0.0, float(run.error[-1]))
@@ -317,10 +322,10 @@ def _draws(run: Run, state: State, at: Array, config: ForecastConfig) -> Drawn:
 def _extension(
     drawn: Drawn, points: NDArray[np.int64], mean: Array, reward: Array, gained: float, seed: int
 ) -> Extension:
-    """Compare what came after a cut, at some columns of the draws, with the forecast.
+    """Compare the data after a cut, at some columns of the draws, with the forecast.
 
     Args:
-        gained: What the run had gained before the cut.
+        gained: The run's gain before the cut.
     """
     phi, later = drawn.autocorrelation, drawn.reward[:, points]
     shocks = np.random.default_rng(seed + 1).standard_normal(later.shape)

@@ -1,4 +1,4 @@
-"""Interference: the unevenness of training over problems, at equal rollouts (Playbook, 5.1, Figures 11 and 27)."""
+"""Interference: uneven training across problems at equal rollouts (Playbook, 5.1, Figures 11 and 27)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ..posterior.runs import runs_of
 
 RUN = ("run_id", "rollouts_per_problem", "problems_per_batch")
 NEAR = 0.1
-"""Rollouts that differ by this share still count as equal: different batches do not add up to the same."""
+"""Rollouts within this share of each other count as equal: different batches never add up to the same number."""
 
 
 def interference(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, bins: int = 10) -> pl.DataFrame:
-    """Measures of each evaluation of each run, by the rollouts that it had been trained on.
+    """Measure each evaluation of each run, by the rollouts that the run had been trained on.
 
     Args:
         pass_rates: A ``pass_rates`` table: of training problems as in the paper, or of others.
-        evals: An ``evals`` table of the runs; pass rates of other runs are left out.
+        evals: An ``evals`` table of the runs; pass rates of other runs are ignored.
 
     Returns:
         One row per evaluation: ``run_id``, ``rollouts_per_problem``, ``problems_per_batch``, ``step``, ``rollouts``,
         ``problems``, ``mean``, ``zero_fraction`` (problems never solved), ``one_fraction`` (always solved),
-        ``dispersion`` (variance over that of a coin of the same mean, 0 when all problems are alike and 1 when each is
-        always or never solved; what sampling alone adds is taken off), ``distance_to_start`` (Wasserstein, between
-        this histogram and the run's first; null where a run has one evaluation, as a branch of another may).
+        ``dispersion`` (variance relative to a coin of the same mean: 0 if all problems are alike, 1 if each is always
+        or never solved; sampling variance is subtracted) and ``distance_to_start`` (Wasserstein distance between this
+        histogram and the run's first; null if a run has one evaluation, as a branch of another may).
 
     Raises:
-        FrontierError: There are no pass rates, the tables have no run in common, or the rollouts of an evaluation are
-            not known.
+        FrontierError: There are no pass rates, the tables have no run in common, or an evaluation's rollouts are
+            unknown.
     """
     if pass_rates.is_empty():
         raise FrontierError("there are no pass rates")
@@ -69,14 +69,14 @@ def interference(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, bins: int = 1
 
 
 def comparable(evals: pl.DataFrame, *, problems_per_batch: int | None = None) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """Evaluations of runs that differ in n alone, and notes that name what is left out.
+    """Evaluations of runs that differ only in n, and notes on what was left out.
 
-    They are of one B_p, did not fail, began from the base model, and each n is at its best rate: that of the highest
-    mean reward at the last evaluation by the most rollouts that every n reached. Seeds at that rate count alike; where
-    the table has no rates, runs of the first seed that every n has stand for them.
+    The runs share one B_p, did not fail and began from the base model. Each n is at its best rate: the one with the
+    highest mean reward at the last evaluation within the rollouts that every n reached. All seeds at that rate count
+    alike. If the table has no rates, the runs of the first seed that every n has represent them.
 
     Args:
-        problems_per_batch: B_p; by default the one with the most n, and of those the one with the most runs.
+        problems_per_batch: B_p; by default the one with the most n, and among those the one with the most runs.
 
     Raises:
         FrontierError: No run is left, or the table has no mean reward.
@@ -116,7 +116,7 @@ def comparable(evals: pl.DataFrame, *, problems_per_batch: int | None = None) ->
 
 
 def _at_best_rates(rows: pl.DataFrame, metric: str) -> list[str]:
-    """Run ids of each n at the rate of its highest reward."""
+    """Run ids of each n at the rate with its highest reward."""
     ends = rows.group_by("rollouts_per_problem").agg(pl.col("rollouts").max())
     keys = ["rollouts_per_problem", "learning_rate", "seed", "run_id"]
     last = rows.filter(pl.col("rollouts") <= ends["rollouts"].to_numpy().min() * (1 + NEAR)).sort("rollouts")
@@ -125,7 +125,7 @@ def _at_best_rates(rows: pl.DataFrame, metric: str) -> list[str]:
     if last["learning_rate"].null_count():
         shared = last.group_by("seed").agg(pl.col("rollouts_per_problem").n_unique())
         seed = shared.sort(-pl.col("rollouts_per_problem").cast(pl.Int64), "seed")["seed"][0]
-        # Runs of one n and seed differ in their rates.
+        # Runs with the same n and seed differ in their rates.
         last, rate = last.filter(pl.col("seed") == seed), ["rollouts_per_problem", "run_id"]
     best = last.group_by(rate).agg(pl.col(metric).mean()).sort(metric, *rate)
     best = best.group_by("rollouts_per_problem", maintain_order=True).last()
@@ -133,7 +133,7 @@ def _at_best_rates(rows: pl.DataFrame, metric: str) -> list[str]:
 
 
 def at_equal_rollouts(measures: pl.DataFrame) -> pl.DataFrame:
-    """The rows of ``interference`` to be compared: of each run the last near the most rollouts that every n reached.
+    """The comparable rows of ``interference``: each run's last row near the most rollouts that every n reached.
 
     Raises:
         FrontierError: Runs of several n share no rollouts.
@@ -148,17 +148,17 @@ def at_equal_rollouts(measures: pl.DataFrame) -> pl.DataFrame:
 
 
 def dispersion(rate: Array, samples: Array) -> float:
-    """Variance of true pass rates over p(1−p), within 0 to 1; the binomial variance of measuring them is taken off.
+    """Variance of the true pass rates over p(1−p), within 0 to 1; the binomial variance of measurement is subtracted.
 
     Args:
-        rate: Pass rates measured, shape ``(problems,)``.
-        samples: Samples of each problem, shape ``(problems,)``.
+        rate: Measured pass rates, shape ``(problems,)``.
+        samples: Samples per problem, shape ``(problems,)``.
     """
     mean = float(rate.mean())
     largest = mean * (1 - mean)
     if largest <= 0 or len(rate) < 2:
         return 0.0
-    # Unbiased for p(1-p)/k of each problem; one sample a problem says nothing of it.
+    # Unbiased for each problem's p(1-p)/k; a single sample gives no estimate.
     several = samples > 1
     noise = np.where(several, sampling_variance(rate * (1 - rate), samples), largest)
     return float(np.clip((rate.var(ddof=1) - noise.mean()) / largest, 0.0, 1.0))
@@ -171,15 +171,15 @@ def histogram(rate: Array, bins: int) -> Array:
 
 
 def wasserstein(a: Array, b: Array) -> float:
-    """Earth mover's distance of two histograms over [0, 1], shares of shape ``(bins,)``."""
+    """Earth mover's distance between two histograms over [0, 1], shares of shape ``(bins,)``."""
     return float(np.abs(np.cumsum(a - b)).sum() / len(a))
 
 
 def train_validation_gap(evals: pl.DataFrame, metric: str = "avg_at_4") -> pl.DataFrame:
-    """Train minus validation reward wherever a run was evaluated on both: what was memorised.
+    """Train minus validation reward for runs evaluated on both: what was memorised.
 
     Returns:
-        One row per evaluation of both: its keys, ``train``, ``validation`` and ``gap``.
+        One row per step evaluated on both: its keys, ``train``, ``validation`` and ``gap``.
 
     Raises:
         FrontierError: No run was evaluated on both splits at one step.

@@ -1,4 +1,4 @@
-"""``next``: what to run before deciding, ranked by the expected fall of regret per unit of compute."""
+"""``next``: what to run before deciding, ranked by the expected reduction of regret per unit of compute."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .answer import called, option_row, rounded
 from .fitted import Fitted, at_n
 
 DOMINATED = 0.01
-"""P(best) below which a setting is not worth another rollout."""
+"""A setting with P(best) below this is not worth another rollout."""
 
 
 def plan(fitted: Fitted, compute: float, *, tell: Sequence[int] | None = None) -> Plan:
-    """Rank what could be run for a decision at a budget.
+    """Rank possible runs for a decision at a budget.
 
     Args:
         compute: The budget to decide about, in the unit of the fit.
-        tell: Two n that seeds are to tell apart; by default those of the first two settings.
+        tell: Two n for seeds to tell apart; by default those of the first two settings.
 
     Raises:
         FrontierError: The budget is not above 0, or an n to be told apart was not run.
@@ -37,13 +37,13 @@ def plan(fitted: Fitted, compute: float, *, tell: Sequence[int] | None = None) -
     opened = (*opening(fitted), *rates_to_open(fitted.cells, decision.chosen.cell))
     known = fitted.whole(np.array([compute]))[:, :, 0]
     rewards = np.concatenate([known, fitted.posterior.reward_of(opened, compute, rng=rng)[:, :, 0]], axis=1)
-    # What was not run is a choice only once it is measured.
+    # A setting that was not run can be chosen only once it is measured.
     actions = [*_of_measured(fitted, compute, known, rng), *_of_opened(fitted, compute, opened, rewards, rng)]
     actions = [replace(a, hours=_hours(fitted, a)) for a in actions]
     chosen, others = decision.chosen, decision.options[1:]
     pair = _pair(decision, tell)
     first, second = (known[:, fitted.settings.index(c)] for c in pair or (chosen.cell, chosen.cell))
-    # Its mean would be drawn towards 0 by all that is not known yet.
+    # Uncertainty would pull the mean difference towards 0.
     difference = float(np.sqrt(((first - second) ** 2).mean()))
     return Plan(
         compute=compute,
@@ -59,7 +59,7 @@ def plan(fitted: Fitted, compute: float, *, tell: Sequence[int] | None = None) -
 
 
 def _hours(fitted: Fitted, action: Action) -> float | None:
-    """GPU-hours of an action; an n that was not run costs as the nearest ones."""
+    """GPU-hours of an action; the cost of an n that was not run is interpolated."""
     if not fitted.hours_per_rollout:
         return None
     ns = np.log([c.rollouts_per_problem for c in fitted.cells])
@@ -69,7 +69,7 @@ def _hours(fitted: Fitted, action: Action) -> float | None:
 
 
 def _at_the_same_hours(fitted: Fitted, decision: Decision) -> Decision | None:
-    """The decision about the GPU-hours that the chosen setting takes for the budget."""
+    """The decision at the GPU-hours that the chosen setting needs for the budget."""
     if not fitted.hours_per_rollout or decision.chosen.cell not in fitted.cells:
         return None
     hours = decision.compute * fitted.hours_per_rollout[fitted.cells.index(decision.chosen.cell)]
@@ -77,7 +77,7 @@ def _at_the_same_hours(fitted: Fitted, decision: Decision) -> Decision | None:
 
 
 def _pair(decision: Decision, tell: Sequence[int] | None) -> tuple[Setting, Setting] | None:
-    """The settings to be told apart, of several of one n that of least regret; None where there is one setting."""
+    """The settings to tell apart; of several with one n, that of least regret. None if there is only one setting."""
     options = [o.cell for o in decision.options]
     if tell is None:
         return (options[0], options[1]) if len(options) > 1 else None
@@ -103,7 +103,7 @@ def opening(fitted: Fitted) -> tuple[Setting, ...]:
 
 
 def rates_to_open(cells: Sequence[Setting], chosen: Setting) -> tuple[Setting, ...]:
-    """The chosen setting at learning rates next to its own that were not run, a step of its grid (else 2) apart."""
+    """The chosen setting at the next learning rates that were not run, one step of its grid (else 2) apart."""
     if not chosen.learning_rate:
         return ()
     here = [c.learning_rate for c in cells if replace(c, learning_rate=chosen.learning_rate) == chosen]
@@ -114,12 +114,12 @@ def rates_to_open(cells: Sequence[Setting], chosen: Setting) -> tuple[Setting, .
 
 
 def _run_noise(fitted: Fitted, rewards: Array) -> Array:
-    """Standard deviation of the last reward of one run over seeds and evaluations, in each draw, ``(draws,)``."""
+    """Standard deviation of one run's last reward over seeds and evaluations, in each draw, ``(draws,)``."""
     model, theta = fitted.posterior.model, fitted.posterior.theta
     gain = rewards.max(axis=1) - model.start(theta)[:, 0]
     runs = fitted.prepared.runs
     error = float(np.median(runs.error[runs.seen])) * model.excess(theta)[:, 0]
-    # The variance of Student's t is that of its scale times ν/(ν − 2).
+    # The variance of Student's t is its squared scale times ν/(ν − 2).
     variance = model.deviation(theta, "seeds")[:, 0] ** 2 * SEED_DEGREES / (SEED_DEGREES - 2)
     return np.asarray(np.sqrt(variance * gain**2 + error**2))
 
@@ -143,7 +143,7 @@ def _of_opened(
     noise, known = _run_noise(fitted, rewards), len(fitted.settings)
     for k, cell in enumerate(opened, start=known):
         own = rewards[:, [*range(known), k]]
-        # Opening it adds a choice, whose value now is that of not knowing it: nobody uses what was never run.
+        # Opening a setting adds a choice. Its value now is that of not having it: nobody uses what was never run.
         now = float(rewards[:, :known].mean(axis=0).max())
         value = value_of(own, own[:, -1], noise, rng=rng) + float(own.mean(axis=0).max()) - now
         yield Action(kind="open", cell=cell, until=compute, rollouts=compute, value=value)
@@ -152,10 +152,10 @@ def _of_opened(
 def plan_lines(
     found: Plan, unit: str, *, metric: str = "reward", most: int = 5, price: float | None = None
 ) -> list[str]:
-    """A plan to be printed; the price is of a GPU-hour.
+    """A plan as text; the price is per GPU-hour.
 
     Raises:
-        FrontierError: A price is given and no timings are known.
+        FrontierError: A price is given but no timings are known.
     """
     cells = [a.cell for a in found.actions]
     several = len({c.problems_per_batch for c in cells}) > 1
@@ -188,7 +188,7 @@ def plan_lines(
 
 
 def _stop_or_go_on(found: Plan, unit: str, metric: str, several: bool, price: float | None) -> str:
-    """The line that says whether another run is worth it, by the expected regret of stopping."""
+    """The line that says whether another run is worthwhile, given the expected regret of stopping."""
     now = f"{called(found.chosen, several=several)}, which would be chosen now, is expected to have"
     lose = f"{now} {found.regret:.4f} less {metric} than the best setting that was run"
     if found.done:
@@ -200,7 +200,7 @@ def _stop_or_go_on(found: Plan, unit: str, metric: str, several: bool, price: fl
 
 
 def _cost(action: Action, unit: str, price: float | None) -> str:
-    """What an action costs, in GPU-hours and money too where they are known."""
+    """The cost of an action, also in GPU-hours and money if known."""
     cost = f"{short(action.rollouts)} {unit}"
     if action.hours is not None:
         cost += f", {action.hours:.2g} GPU-hours" + (f", {price * action.hours:,.2f} at {price:g}" if price else "")

@@ -1,11 +1,12 @@
 """The IsoCompute Playbook's own method (arXiv 2603.12151, section 4): ``fit --method paper``.
 
-Record-breaking points in bins of reward, one monotone curve per (n, B_p) by least squares, the upper envelope f(C) =
-max of R over all compute ≤ C, n*(C) as the n that attains it, and a log2-sigmoid through n*(C). There are no
-intervals: the paper has none. A run can be stopped before its budget is spent, so a curve whose data end still offers
-its last reward, and the envelope never falls. The paper's text fits the records and says that all evaluations give
-the same curve; the lines of its figures are those of all evaluations (on its points, records lie 0.02 to 0.05
-higher). So all are fitted unless ``points`` is ``records``, and what records would say stands beside.
+The method takes record-breaking points in bins of reward and fits one monotone curve per (n, B_p) by least squares. The
+upper envelope is f(C) = max of R over all compute ≤ C, and n*(C) is the n that attains it; a log2-sigmoid is fitted
+through n*(C). There are no intervals, as in the paper. A run can be stopped before its budget is spent, so a curve
+still offers its last reward after its data end, and the envelope never falls. The paper's text fits the records and
+says that all evaluations give the same curve. The lines in its figures are those of all evaluations (on its points,
+records lie 0.02 to 0.05 higher). So all evaluations are fitted unless ``points`` is ``records``, and the results for
+records are given beside them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from ..fitting.point import FORMS, Parameters, fit_form
 from ..posterior.runs import Setting
 
 FORM = "exp"
-"""As in the paper's figures: R = A − D·exp(−C/τ)."""
+"""The form in the paper's figures: R = A − D·exp(−C/τ)."""
 FALL = 0.05
-"""A run whose last quarter of evaluations lies this much below its best quarter has collapsed."""
+"""A run has collapsed if its last quarter of evaluations lies this much below its best quarter."""
 STABLE = 0.01
-"""Largest loss of reward that is accepted."""
+"""Largest acceptable loss of reward."""
 GRID_POINTS = 120
 TOO_FEW = "fewer than three evaluations at different compute"
 DOCUMENT = "fits.json"
@@ -47,11 +48,11 @@ class PaperConfig:
     Attributes:
         form: One of ``FORMS``.
         unit: ``rollouts``, ``tokens``, ``update_steps`` or ``gpu_hours`` (join ``timings`` for these).
-        problem_set: Needed when there are several.
-        points: ``all`` or ``records``: the points that break the record, which are biased upward.
+        problem_set: Needed if there are several.
+        points: ``all`` or ``records``: the record-breaking points, which are biased upward.
         bin_width: Width of a record's bin of reward.
-        window: Points of a centred running mean before records are sought; 1 takes them raw.
-        group: A further column of the table; runs that differ in it are curves of their own.
+        window: Points in a centred running mean before records are sought; 1 uses the raw points.
+        group: A further column of the table; runs that differ in it have separate curves.
 
     Raises:
         FrontierError: The form or the points are unknown, the bin width is negative, or the window is not a positive
@@ -84,9 +85,9 @@ class PaperCurve:
     """The evaluations of all runs of one setting, sorted by seed and compute, as the paper fits them.
 
     Attributes:
-        seed: Which run an evaluation is of, as 0, 1, …
-        parameters: The fit; None where there are too few evaluations.
-        records_gap: How far above a fit of all points one of the records lies, at the last record.
+        seed: Index of the run of each evaluation: 0, 1, …
+        parameters: The fit; None if there are too few evaluations.
+        records_gap: At the last record, the fit of records minus the fit of all points.
     """
 
     cell: Setting
@@ -110,9 +111,9 @@ class PaperCurve:
         return float(positive.min()), min(float(self.compute[run].max()) for run in self.runs)
 
     def records(self, *, bin_width: float, window: int = 1) -> tuple[Array, Array]:
-        """Compute and reward of the record-breaking points of each run, and of those at zero compute.
+        """Compute and reward of each run's record-breaking points, and of the points at zero compute.
 
-        With a window they are records of the running mean, and carry it: a smoothed curve has less noise to break
+        With a window, these are records and values of the running mean: a smoothed curve has less noise to break
         records with.
         """
         rewards = self.reward.copy()
@@ -125,7 +126,7 @@ class PaperCurve:
         return self.compute[chosen], rewards[chosen]
 
     def reached(self, compute: Array | float) -> Array:
-        """Best reward up to some compute: −∞ before its first evaluation, its last one after its end."""
+        """Best reward up to some compute: −∞ before the first evaluation, and the last value after the data end."""
         assert self.parameters is not None
         first, last = self.support
         reward = self.parameters(np.minimum(compute, last))
@@ -133,11 +134,11 @@ class PaperCurve:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """Its n and B_p, by the names of the tables."""
+        """Its n and B_p under the tables' column names."""
         return {name: getattr(self.cell, name) for name in SIZES}
 
     def as_dict(self) -> dict[str, Any]:
-        """As in ``fits.json``."""
+        """The curve as in ``fits.json``."""
         return {
             **self.setting,
             "group": self.cell.group or None,
@@ -165,7 +166,7 @@ class PaperFits:
 
     @cached_property
     def compute(self) -> Array:
-        """Grid of compute, log-uniform over the support of all curves together, shape ``(points,)``."""
+        """Grid of compute, log-uniform over the joint support of all curves, shape ``(points,)``."""
         first, last = np.array([c.support for c in self.fitted]).T
         return np.geomspace(first.min(), last.max(), GRID_POINTS)
 
@@ -190,17 +191,17 @@ class PaperFits:
         return replace(found, flags=(*found.flags, Flag.AT_LARGEST_N)) if at_largest else found
 
     def segments(self) -> list[tuple[float, PaperCurve]]:
-        """The curves that attain the envelope, in order, each with the compute from which on it does."""
+        """The curves that attain the envelope, in order, each with the compute at which it begins to."""
         if not self.fitted:
             return []
         begins = np.flatnonzero(np.diff(self.best, prepend=-1))
         return [(float(self.compute[k]), self.fitted[self.best[k]]) for k in begins]
 
     def smallest_stable(self) -> dict[int, int | None]:
-        """For every n of several B_p the smallest B_p that is stable, or None where every one collapses (Appendix C).
+        """The smallest stable B_p of every n with several B_p, or None if all of them collapse (Appendix C).
 
-        Stable is one that does not collapse, and at the compute that all B_p of this n reach is within 0.01 of the
-        best.
+        A B_p is stable if it does not collapse and is within 0.01 of the best at the compute that all B_p of this n
+        reach.
         """
         found: dict[int, int | None] = {}
         for n in sorted({c.cell.rollouts_per_problem for c in self.fitted}):
@@ -219,7 +220,7 @@ class PaperFits:
     def frontier_table(self) -> pl.DataFrame:
         """The envelope, and the setting that attains it at each compute.
 
-        ``carried`` says whether that setting's data have ended; ``update_steps`` is M = C/(B_p·n), in rollouts only.
+        ``carried`` says whether that setting's data have ended; ``update_steps`` is M = C/(B_p·n), only for rollouts.
         """
         own = [self.fitted[k] for k in self.best]
         last = np.array([c.support[1] for c in own])
@@ -230,7 +231,7 @@ class PaperFits:
         return table.with_columns(update_steps=pl.col("compute") / batch) if self.config.unit == "rollouts" else table
 
     def summary(self) -> str:
-        """The curves, the settings along the envelope, and the sigmoid of n*(C), to be printed."""
+        """The curves, the settings along the envelope, and the sigmoid of n*(C), as text."""
         config = self.config
         what = "all evaluations" if config.points == "all" else f"records in bins of {config.bin_width:g}"
         lines = [
@@ -254,7 +255,7 @@ class PaperFits:
         return "\n".join(lines)
 
     def save(self, folder: str | Path) -> None:
-        """Write ``fits.json`` and ``frontier.parquet``; the same fits give the same bytes.
+        """Write ``fits.json`` and ``frontier.parquet``; equal fits give equal bytes.
 
         Raises:
             FrontierError: The folder cannot be written to.
@@ -276,10 +277,10 @@ class PaperFits:
 
 
 def fit_as_paper(evals: pl.DataFrame, config: PaperConfig | None = None) -> PaperFits:
-    """Fit a sweep as the paper does.
+    """Fit a sweep with the paper's method.
 
     Raises:
-        FrontierError: The table holds no such curve at all, or mixes problem sets.
+        FrontierError: The table holds no such curve, or mixes problem sets.
     """
     config = config or PaperConfig()
     asked = {name: getattr(config, name) for name in ("metric", "unit", "split", "problem_set", "group")}
@@ -288,7 +289,7 @@ def fit_as_paper(evals: pl.DataFrame, config: PaperConfig | None = None) -> Pape
     refuse(rows, {f"{metric} lies outside 0 to 1": ~pl.col(metric).is_between(0, 1)}, metric, unit)
     found = []
     for key, part in rows.group_by(*SIZES, *([config.group] if config.group else []), maintain_order=True):
-        # The metric last, so that even points of equal compute have one order.
+        # Sort by the metric last, so that even points of equal compute have one order.
         own = part.sort("seed", unit, metric)
         group = f"{config.group} = {key[2]}" if config.group else ""
         whole = PaperCurve(
@@ -309,7 +310,7 @@ def _fitted(whole: PaperCurve, config: PaperConfig) -> PaperCurve:
     of_best = _least_squares(config.form, compute, reward)
     gap = None
     if everything and of_best:
-        # Not at the end of the run: where the last record is early, a fit of records says nothing of the end.
+        # Not at the end of the run: if the last record is early, a fit of records says nothing about the end.
         last = float(compute.max())
         gap = float(of_best(last) - everything(last))
     return replace(whole, parameters=of_best if config.points == "records" else everything, records_gap=gap)
@@ -318,7 +319,7 @@ def _fitted(whole: PaperCurve, config: PaperConfig) -> PaperCurve:
 def _least_squares(form: str, compute: Array, reward: Array) -> Parameters | None:
     if len(np.unique(compute[compute > 0])) < 3:
         return None
-    # Rewards lie within 1 of each other, so that with this error the robust loss of `fit_form` is a plain square.
+    # Rewards lie within 1 of each other, so with this error the robust loss of `fit_form` is a plain square.
     return fit_form(form, compute, reward, np.full(len(compute), 1 / 3), None)
 
 

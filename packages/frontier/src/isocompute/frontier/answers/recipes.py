@@ -1,4 +1,4 @@
-"""ScaleRL's own method (arXiv 2510.13786): its sigmoid by its grid, and recipes compared at one asymptote."""
+"""ScaleRL's own method (arXiv 2510.13786): its sigmoid fitted on its grid, and recipes compared at one asymptote."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ STEEPNESS = np.geomspace(0.3, 6.0, 241)
 
 
 def fit_scalerl(compute: Array, reward: Array, r0: float) -> Parameters:
-    """Fit the hill form as ScaleRL does: a grid over asymptote and midpoint, the steepness fitted at each.
+    """Fit the hill form like ScaleRL: a grid over asymptote and midpoint, with the steepness fitted at each.
 
-    The asymptote is on the paper's grid of 0.005. The midpoint's hundred candidates are log-spaced over the data,
-    where the paper's are fixed to its own runs.
+    The asymptote is on the paper's grid of 0.005. The midpoint has a hundred candidates, log-spaced over the data; the
+    paper's are fixed to its own runs.
 
     Args:
         compute: Above 0.
@@ -33,7 +33,8 @@ def fit_scalerl(compute: Array, reward: Array, r0: float) -> Parameters:
     midpoints = np.geomspace(compute.min() / 3, compute.max() * 10, MIDPOINTS)
     best = (np.inf, 0.0, 0.0, 1.0)
     for middle in midpoints:
-        # All steepnesses and asymptotes of one midpoint at once: (steepness, points), then squares in closed form.
+        # Compute all steepnesses and asymptotes of one midpoint at once: (steepness, points), then squares in closed
+        # form.
         share = 1.0 / (1.0 + (middle / compute[None, :]) ** STEEPNESS[:, None])
         target = reward - r0
         yy, hy, hh = (target**2).sum(), share @ target, (share**2).sum(axis=1)
@@ -47,23 +48,23 @@ def fit_scalerl(compute: Array, reward: Array, r0: float) -> Parameters:
 
 
 FREE = 2
-"""Parameters searched for where A and R0 are held: C_mid and B."""
+"""Number of free parameters once A and R0 are held: C_mid and B."""
 FARTHEST_EXTRAPOLATION = 4.0
-"""Multiple of the largest compute of a recipe's data beyond which its line is not followed."""
+"""Multiple of a recipe's largest compute beyond which its line is not extrapolated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """One recipe with the shared asymptote.
+    """One recipe at the shared asymptote.
 
     Attributes:
-        parameters: Its curve, A and R0 held.
+        parameters: Its curve, with A and R0 held.
         intervals: 95 % intervals of ``B`` and ``C_mid``, within the run.
         target: The reward at which recipes are compared.
-        needed: Compute that this one needs for it, or where that is refused the most that is not: it needs more.
-        needed_interval: 95 % interval of that, within the run; open above where it is refused.
-        standing: ``measured`` where its data reach that compute, ``extrapolated`` beyond, ``refused`` beyond four times
-            its data.
+        needed: Compute that this recipe needs to reach it. If refused, the largest compute not refused: it needs more.
+        needed_interval: 95 % interval of ``needed``, within the run; without upper end if refused.
+        standing: ``measured`` if the data reach that compute, ``extrapolated`` beyond, ``refused`` beyond four times
+            the data.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Efficiency:
     standing: str
 
     def as_dict(self) -> dict[str, Any]:
-        """As ``predict --json`` writes it."""
+        """The recipe as ``predict --json`` writes it."""
         same = {name: getattr(self, name) for name in ("intervals", "target", "needed", "needed_interval", "standing")}
         return {"series": self.name, "params": self.parameters.named(), **same}
 
@@ -85,7 +86,7 @@ class Efficiency:
 def efficiency(parameters: Parameters, compute: Array, reward: Array) -> tuple[Array, Array]:
     """F(R) = (R − R0)/(A − R) against C, a line of slope B in logarithms.
 
-    Points outside (R0, A), where F has no logarithm, are left out.
+    Points outside (R0, A) are dropped, since F has no logarithm there.
     """
     inside = (reward > parameters.start) & (reward < parameters.asymptote) & (compute > 0)
     kept = reward[inside]
@@ -97,20 +98,20 @@ def leave_one_out(
 ) -> list[Efficiency]:
     """Compare recipes at one asymptote, the one that needs least compute for the target first (ScaleRL, section 4).
 
-    With one asymptote for all, F(R) = (R − R0)/(A − R) = (C/C_mid)^B is a line of slope B in logarithms. A steeper line
-    is not always the more efficient one: it may lie farther to the right. What is compared is therefore the compute at
-    which a line reaches a reward, C(R) = C_mid · F(R)^(1/B): a reward that some recipe reached, and for the others no
-    compute beyond four times their data.
+    With a common asymptote, F(R) = (R − R0)/(A − R) = (C/C_mid)^B is a line of slope B in logarithms. A steeper line is
+    not always more efficient: it may lie farther to the right. So recipes are compared by the compute at which their
+    lines reach a reward, C(R) = C_mid · F(R)^(1/B). Some recipe must have reached this reward, and no recipe is
+    extrapolated beyond four times its data.
 
     Args:
         r0: Reward before training, the same for all.
         asymptote: A held for all; by default the one that fits all recipes together best.
-        target: Reward that they are compared at; by default the highest that the fits of at least half of the recipes
+        target: Reward at which they are compared; by default the highest that the fits of at least half of the recipes
             reach at their last compute.
 
     Raises:
-        FrontierError: A recipe has fewer than five points, the asymptote is not above their rewards' start or
-            cannot be fitted below 1, or the target does not lie between R0 and A or was reached by no recipe.
+        FrontierError: A recipe has fewer than five points, the asymptote is not above r0 or cannot be fitted below 1,
+            or the target does not lie between R0 and A or was reached by no recipe.
     """
     clean = {}
     for name, (compute, reward) in series.items():
@@ -119,7 +120,7 @@ def leave_one_out(
             raise FrontierError(f"{name} has {int(kept.sum())} points after the start; a fit needs 5 or more")
         clean[name] = (compute[kept], reward[kept])
     if asymptote is None:
-        # The one that fits all together best: a mean would let one recipe that fails decide for the others.
+        # Use the asymptote that fits all together best: a mean would let one failing recipe decide for the others.
         least = max(r0, max(float(np.median(r)) for _, r in clean.values())) + 1e-3
         if least >= 1:
             raise FrontierError("R0 or the median reward of a recipe is so near to 1 that no asymptote can be fitted")
@@ -153,7 +154,7 @@ def _curve(x: Array, r0: float, asymptote: float) -> Parameters:
 
 
 def _fitted(compute: Array, reward: Array, r0: float, asymptote: float) -> Any:
-    """Least squares of log C_mid and log B alone."""
+    """Least squares of log C_mid and log B only."""
     low, high = FORMS["hill"].shapes
     begin = np.array([np.log(np.median(compute)), 0.3])
     bounds = (np.log([compute.min() / 100, low]), np.log([compute.max() * 100, high]))
@@ -163,26 +164,26 @@ def _fitted(compute: Array, reward: Array, r0: float, asymptote: float) -> Any:
 def _recipe(
     name: str, compute: Array, reward: Array, best: Any, r0: float, asymptote: float, target: float
 ) -> Efficiency:
-    """One recipe, with t intervals that count autocorrelated points for what they are worth."""
+    """One recipe, with t intervals that allow for autocorrelated points."""
     residual = best.fun
     squares, lagged = float((residual**2).sum()), float((residual[1:] * residual[:-1]).sum())
     phi = 0.0
     if squares > 0:
-        # That of the residuals is lower by about (p − 1/2 + 4φ)/N, since a curve follows part of the noise.
+        # The residuals' autocorrelation is lower by about (p − 1/2 + 4φ)/N, since a curve follows part of the noise.
         raised = (lagged / squares * len(reward) + FREE - 0.5) / max(len(reward) - 4.0, 1.0)
         phi = float(np.clip(raised, 0.0, 0.9))
     freedom = max(len(reward) * (1 - phi) / (1 + phi) - FREE, 1.0)
-    # Squares of as many independent points as these are worth.
+    # Residual variance per effective degree of freedom, given the autocorrelation.
     covariance = np.linalg.pinv(best.jac.T @ best.jac) * squares / freedom
     quantile = t_quantile(freedom)
     half = np.minimum(quantile * np.sqrt(np.diag(covariance)), 20.0)
-    # An interval ends where the search does.
+    # An interval ends at the limits of the search.
     ends = {"C_mid": (compute.min() / 100, compute.max() * 100), "B": FORMS["hill"].shapes}
     spans = {
         key: (max(float(np.exp(best.x[i] - half[i])), low), min(float(np.exp(best.x[i] + half[i])), high))
         for i, (key, (low, high)) in enumerate(ends.items())
     }
-    # ln C(R) = ln C_mid + ln F / B, and its error by the delta method.
+    # ln C(R) = ln C_mid + ln F / B, with its error by the delta method.
     way = float(np.log((target - r0) / (asymptote - target)) / np.exp(best.x[1]))
     gradient = np.array([1.0, -way])
     error = min(quantile * float(np.sqrt(gradient @ covariance @ gradient)), 20.0)

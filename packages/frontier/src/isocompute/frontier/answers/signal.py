@@ -1,7 +1,7 @@
-"""How many groups have a signal: a spread of pass rates, and the share of groups of n whose rewards differ.
+"""How many groups have a signal: the distribution of pass rates, and the share of groups of n whose rewards differ.
 
-A group of n responses to a problem of pass rate p has a signal with probability 1 − pⁿ − (1 − p)ⁿ. Averaged over
-problems this is less than at the mean of their pass rates, since it is concave in p.
+A group of n responses to a problem of pass rate p has a signal with probability 1 − pⁿ − (1 − p)ⁿ. This is concave in
+p, so its average over problems is less than its value at their mean pass rate.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..contract import tables
 from ..errors import FrontierError
 
 ASSUMED = 2.0
-"""a + b of the Beta that one number stands for: of mean ½ it is uniform."""
+"""a + b of the Beta assumed when only a mean is given: uniform for a mean of ½."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beta:
-    """Pass rates spread as Beta(a, b) over problems."""
+    """Pass rates distributed as Beta(a, b) over problems."""
 
     a: float
     b: float
@@ -41,7 +41,7 @@ class Beta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """Pass rates and how many problems have each."""
+    """Pass rates, and the number of problems with each."""
 
     counts: Mapping[float, float]
     said: str = ""
@@ -59,7 +59,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Successes and samples of problems; ``beta`` stands for groups larger than the samples of a problem."""
+    """Successes and samples per problem; ``beta`` is used for groups larger than a problem's samples."""
 
     answers: Sequence[tuple[int, int]]
     beta: Beta
@@ -71,7 +71,7 @@ class Measured:
         return sum(successes / samples for successes, samples in self.answers) / len(self.answers)
 
     def signal(self, n: int) -> float:
-        """Share of groups of n with a signal: of n responses drawn from those that were sampled, without bias."""
+        """Share of groups of n with a signal, for n responses drawn from those sampled; unbiased."""
         if n > min(samples for _, samples in self.answers):
             return self.beta.signal(n)
         alike = sum((comb(s, n) + comb(m - s, n)) / comb(m, n) for s, m in self.answers)
@@ -82,13 +82,13 @@ Spread = Beta | Histogram | Measured
 
 
 def of_mean(pass_rate: float) -> Beta:
-    """What is assumed of problems of which only the mean pass rate is known."""
+    """The assumed distribution if only the mean pass rate is known."""
     a, b = ASSUMED * pass_rate, ASSUMED * (1 - pass_rate)
     return Beta(a=a, b=b, said=f"assumed spread: Beta({a:.3g}, {b:.3g}), uniform where the mean is 0.5")
 
 
 def of_table(source: str | Path) -> Measured:
-    """Pass rates of a ``pass_rates`` table, at its first step.
+    """Pass rates from a ``pass_rates`` table, at its first step.
 
     Raises:
         FrontierError: It cannot be read, has fewer than two problems, or all of them are always or never solved.
@@ -100,7 +100,7 @@ def of_table(source: str | Path) -> Measured:
     mean = sum(rates) / len(rates)
     if len(answers) < 2 or not 0 < mean < 1:
         raise FrontierError(f"{source}: needs two problems or more, of which one response is right and one is wrong")
-    # The luck of the samples is no spread of the problems.
+    # Subtract the sampling variance, which is not a difference between problems.
     own = [rate * (1 - rate) / max(m - 1, 1) for rate, (_, m) in zip(rates, answers, strict=True)]
     variance = sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1) - sum(own) / len(own)
     total = mean * (1 - mean) / min(max(variance, 1e-3 * mean * (1 - mean)), 0.99 * mean * (1 - mean)) - 1

@@ -1,6 +1,6 @@
 """The IsoCompute Playbook's three steps (arXiv 2603.12151, Appendix C): n*, the smallest stable B_p, the rest to M.
 
-Stable is a B_p of which no run failed, by the one definition of a failed run that a fit has (``posterior.health``).
+A B_p is stable if none of its runs failed, by the same definition of a failed run as in a fit (``posterior.health``).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from .answer import Standing, percent, rounded, signed
 from .fitted import Fitted
 
 SEEDS = 2
-"""Fewest runs of a setting that is to be called stable or not."""
+"""Fewest runs needed to call a setting stable or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSize:
-    """One B_p of n*, at its best learning rate.
+    """One B_p at n*, with its best learning rate.
 
     Attributes:
         failure: Probability that the next run fails.
         failure_interval: Its 95 % interval.
-        loss: Mean reward that it lacks of the setting which the fit chooses at the budget, failures included.
+        loss: Mean reward lost relative to the setting that the fit chooses at the budget, failures included.
         loss_interval: Its 95 % interval.
     """
 
@@ -47,7 +47,7 @@ class BatchSize:
 
     @property
     def words(self) -> str:
-        """What was counted, and what is expected."""
+        """The counted failures, and the expected loss."""
         low, high = self.failure_interval
         lost = f"{self.failed if self.failed else 'none'} of {counted(self.runs, 'run')} failed"
         return f"{lost}, the next one does with {percent(self.failure)} (95 %: {percent(low)} to {percent(high)})"
@@ -58,11 +58,11 @@ class ThreeSteps:
     """A budget split by the paper's three steps.
 
     Attributes:
-        doubt: Why n* is not sure; empty where it is.
-        probability_best: That a setting of n* is the best at the budget.
-        sizes: Every B_p of n* that was run, the smallest first.
+        doubt: Why n* is not certain; empty if it is.
+        probability_best: Probability that a setting with n* is best at the budget.
+        sizes: Every B_p that was run at n*, the smallest first.
         chosen: B_p of the setting that the fit chooses.
-        reached: Rollouts to which runs were measured.
+        reached: Rollouts up to which runs were measured.
     """
 
     budget: float
@@ -76,18 +76,18 @@ class ThreeSteps:
 
     @property
     def smallest(self) -> BatchSize | None:
-        """The smallest stable B_p; None where one B_p was run, or none is stable."""
+        """The smallest stable B_p; None if only one B_p was run, or none is stable."""
         stable = [size for size in self.sizes if size.stable]
         return stable[0] if stable and len(self.sizes) > 1 else None
 
     @property
     def used(self) -> BatchSize:
-        """The B_p that the steps are counted at: the smallest stable one, else that of the setting chosen."""
+        """The B_p that the steps are computed with: the smallest stable one, else that of the chosen setting."""
         return self.smallest or next(size for size in self.sizes if size.problems_per_batch == self.chosen)
 
     @property
     def to_run(self) -> tuple[int, ...]:
-        """The B_p of n* whose runs would answer the second step, or answer it further."""
+        """The B_p to run at n* to answer the second step, or to refine its answer."""
         least, most = self.sizes[0], self.sizes[-1]
         if not any(size.stable for size in self.sizes):
             return (2 * most.problems_per_batch,)
@@ -97,7 +97,7 @@ class ThreeSteps:
         return tuple(size for size in halves[: 2 if least is most else 1] if size)
 
     def lines(self) -> list[str]:
-        """The three steps, a line each, and what they come to."""
+        """The three steps, one line each, and their result."""
         own, n = self.used, self.n_star
         sure = f"P(best) {rounded(self.probability_best)}{f': {self.doubt}' if self.doubt else ''}"
         steps = f"M = {own.update_steps:,} update steps of n B_p = {n * own.problems_per_batch:,} rollouts"
@@ -130,7 +130,7 @@ class ThreeSteps:
         return f"{said}{failing}{f'; smaller was not run: {wanted}, would say more' if cells else ''}"
 
     def as_dict(self) -> dict[str, Any]:
-        """As ``--json`` writes it."""
+        """The steps as ``--json`` writes them."""
         return {
             "n_star": self.n_star,
             "probability_best": self.probability_best,
@@ -144,7 +144,7 @@ class ThreeSteps:
 
 
 def three_steps(fitted: Fitted, budget: float, *, unit: str = "rollouts") -> ThreeSteps:
-    """Split a budget by the paper's three steps; units as of ``Fitted.decide``.
+    """Split a budget by the paper's three steps; units as in ``Fitted.decide``.
 
     Raises:
         FrontierError: The fit is not in rollouts, or nothing can be said at the budget.
@@ -153,7 +153,7 @@ def three_steps(fitted: Fitted, budget: float, *, unit: str = "rollouts") -> Thr
         raise FrontierError(f"the fit is in {fitted.unit}, of which no number of update steps follows: fit in rollouts")
     answer = fitted.answer(budget, unit=unit)
     decision, chosen = answer.decision, answer.decision.chosen.cell
-    # The options are in the order of regret, so that the first of a B_p has its best rate.
+    # Options are sorted by regret, so the first one of each B_p has its best rate.
     same_n = [o for o in decision.options if o.cell.rollouts_per_problem == chosen.rollouts_per_problem]
     first = {o.cell.problems_per_batch: o for o in reversed(same_n) if o.cell.group == chosen.group}
     return ThreeSteps(
@@ -169,7 +169,7 @@ def three_steps(fitted: Fitted, budget: float, *, unit: str = "rollouts") -> Thr
 
 
 def _size(fitted: Fitted, option: Option, budget: float, unit: str) -> BatchSize:
-    """What is known of the setting of one B_p."""
+    """What is known about the setting with one B_p."""
     where, counted = fitted.settings.index(option.cell), fitted.prepared.failures[option.cell]
     drawn = fitted.failure_draws[:, where]
     low, high = np.quantile(drawn, [0.025, 0.975]).tolist()

@@ -1,4 +1,4 @@
-"""``advise``: which n to begin with before anything was trained."""
+"""``advise``: which n to start with before any training."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print what to begin with, and where each part of it is from."""
+    """Print what to start with, and the source of each part."""
     if (arguments.anchor is None) != (arguments.anchor_batch is None):
         raise FrontierError("a rate that worked did so at a batch: give --anchor and --anchor-batch together")
     sweeps = read_sweeps(FILE) + (read_sweeps(arguments.also) if arguments.also else ())

@@ -1,4 +1,4 @@
-"""Types of arguments, and the document behind ``--json``."""
+"""Argument types, and writing of ``--json`` documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import FrontierError
 
 
 def add_assignments(parser: argparse.ArgumentParser, option: str, dest: str, *, like: str, words: str) -> None:
-    """Add an option that is given any number of times, each like ``NAME=VALUE``."""
+    """Add a repeatable option whose values have the form ``NAME=VALUE``."""
     parser.add_argument(option, dest=dest, action="append", default=[], type=_assignment, metavar=like, help=words)
 
 
@@ -35,5 +35,5 @@ def positive(text: str) -> float:
 
 
 def write_json(document: Mapping[str, Any], path: Path) -> None:
-    """Write a document, its keys sorted."""
+    """Write a document with sorted keys."""
     write_text(path, json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)

@@ -30,11 +30,11 @@ from ..show.paper import paper_figures
 from .arguments import add_assignments, positive, write_json
 
 FOREVER = 1e15
-"""Compute at which every curve has levelled off."""
+"""Compute at which every curve counts as levelled off."""
 OF_PAPER = ("form", "points", "bin_width", "window")
-"""Options of the paper's method alone."""
+"""Options for the paper's method only."""
 FIGURES = ("b_p_star", "curves", "decision", "frontier", "gap", "n_star", "trade")
-"""All that a fit may draw, though none draws all."""
+"""All figures that a fit may draw; no fit draws all of them."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -114,7 +114,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Fit, write what was found with its figures and its report, and print the answer."""
+    """Fit, write the results with figures and report, and print the answer."""
     given = {key: value for key in OF_PAPER if (value := getattr(arguments, key)) is not None}
     rows = {key: getattr(arguments, key) for key in ("metric", "unit", "split", "problem_set", "group")}
     if arguments.out.exists() and not arguments.out.is_dir():
@@ -135,12 +135,12 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
             yield from _separately(frontier, priors, arguments.seed)
         else:
             yield from _together(frontier, priors, arguments)
-    # What is not in the tables, since it was not read when they were made.
+    # What is missing from the tables because it was not read when they were made.
     yield from (f"note: {lost}" for lost in not_read(arguments.source))
 
 
 def _together(frontier: Frontier, priors: Priors, arguments: argparse.Namespace) -> Iterable[str]:
-    """All settings as one posterior, with its answer."""
+    """Fit all settings as one posterior, and give its answer."""
     pass_rates = None if arguments.pass_rates is None else tables.read(arguments.pass_rates, "pass_rates")
     timings = None if arguments.timings is None else tables.read(arguments.timings, "timings")
     fitted = frontier.fit(priors=priors, seed=arguments.seed, pass_rates=pass_rates, timings=timings)
@@ -162,7 +162,7 @@ def _together(frontier: Frontier, priors: Priors, arguments: argparse.Namespace)
 
 @contextmanager
 def _at_once(folder: Path) -> Iterator[Path]:
-    """A folder whose files take their places in another at the end: none of one fit beside figures of another."""
+    """A folder whose files move into another one at the end, so that a fit never stands beside figures of another."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     where = folder if folder.exists() else folder.parent
     with TemporaryDirectory(prefix=f".{folder.name}.", suffix=".writing", dir=where) as aside:
@@ -177,7 +177,7 @@ def _at_once(folder: Path) -> Iterator[Path]:
 
 
 def _write(fitted: Fit, frontier: Frontier, arguments: argparse.Namespace, folder: Path) -> None:
-    """Save the fit, its report, and train minus validation where the runs were evaluated on both."""
+    """Save the fit, its report and, for runs evaluated on both, train minus validation."""
     fitted.save(folder)
     evals = frontier.evals
     if {"train", "validation"} <= set(evals["split"].unique()) and "run_id" in evals.columns:
@@ -191,7 +191,7 @@ def _write(fitted: Fit, frontier: Frontier, arguments: argparse.Namespace, folde
 
 
 def _separately(frontier: Frontier, priors: Priors, seed: int) -> Iterable[str]:
-    """Every setting fitted alone, as a table."""
+    """Fit every setting alone, and list the fits as a table."""
     fits = frontier.fit_separately(priors=priors, seed=seed)
     several, rated = differing(fits)
     yield f"every setting fitted alone: {frontier.metric} at its last evaluation, and where it levels off"
@@ -203,7 +203,7 @@ def _separately(frontier: Frontier, priors: Priors, seed: int) -> Iterable[str]:
 
 
 def _as_paper(arguments: argparse.Namespace, config: PaperConfig) -> Iterable[str]:
-    """The paper's method."""
+    """Fit by the paper's method."""
     if arguments.pass_rates is not None:
         raise FrontierError("the paper's method has no intervals: leave out --pass-rates")
     fits = fit_as_paper(_evals(arguments), config)
@@ -218,7 +218,7 @@ def _as_paper(arguments: argparse.Namespace, config: PaperConfig) -> Iterable[st
 
 
 def _evals(arguments: argparse.Namespace) -> pl.DataFrame:
-    """The evaluations of the setting that is fitted, with GPU-hours where timings are given for them."""
+    """The evaluations of the setting to fit, with GPU-hours if timings are given."""
     timed = arguments.unit == "gpu_hours" and arguments.timings is not None
     evals = read_evals(
         arguments.source,

@@ -1,4 +1,4 @@
-"""``interference``: measure how unevenly training helps problems."""
+"""``interference``: measure how unevenly training improves problems."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Write the measures and their figure, and print those of every n at equal rollouts."""
+    """Write the measures and their figure, and print the measures of every n at equal rollouts."""
     source = arguments.source
     if arguments.evals is None and Path(source).is_file():
         raise FrontierError("runs are compared at equal rollouts, which their evaluations know: name them with --evals")

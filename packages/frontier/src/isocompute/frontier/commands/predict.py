@@ -1,4 +1,4 @@
-"""``predict``: fit a curve up to a cut, extend it, and compare; or compare the recipes of one file."""
+"""``predict``: fit a curve up to a cut, extend it and compare; or compare the recipes in one file."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _compare_recipes(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the recipes by the compute that each needs for one reward, the least first."""
+    """Print the recipes by the compute that each needs to reach one reward, the least first."""
     if arguments.r0 is None:
         raise FrontierError("--series compares recipes from one reward before training: give --r0")
     path, x, y, by, where = arguments.curve, arguments.x, arguments.y, arguments.series, dict(arguments.where)

@@ -1,4 +1,4 @@
-"""``prescribe`` and ``next``: what a saved fit says of a budget, and what to run before deciding."""
+"""``prescribe`` and ``next``: what a saved fit says about a budget, and what to run before deciding."""
 
 from __future__ import annotations
 

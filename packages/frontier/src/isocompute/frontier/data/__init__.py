@@ -1,1 +1,1 @@
-"""Data: evaluations and pass rates read, checked, and grouped into curves with their errors."""
+"""Data: reading and checking evaluations and pass rates, and grouping them into curves with errors."""

@@ -1,7 +1,7 @@
-"""The rows of evaluations that a fit is of, records among them, and how exactly each measures its metric.
+"""The evaluations to fit, record-breaking points among them, and how exactly each measures its metric.
 
-Errors are those of sampling responses: what would differ if the same questions were asked again. The luck of which
-questions are asked is another matter (``posterior/health.py``).
+Errors are those of sampling responses: how much values would differ if the same questions were asked again. The choice
+of questions is a separate source of error (``posterior/health.py``).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Mask = NDArray[np.bool_]
 UNITS = {"rollouts": "rollouts", "tokens": "tokens", "update_steps": "step", "gpu_hours": "gpu_hours"}
 """Units of compute, and the column that holds each."""
 TOLERANCE = 1e-9
-"""Relative error of rounding within which compute still counts as within the data."""
+"""Relative rounding error within which compute still counts as within the data."""
 
 
 def not_beyond(compute: Array | float, last: Array | float) -> Mask:
-    """Return whether data that end at some compute reach another one; broadcasts over its arguments."""
+    """Return whether data that end at ``last`` reach ``compute``; broadcasts over its arguments."""
     return np.asarray(compute <= last * (1 + TOLERANCE), dtype=np.bool_)
 
 
 TAKEN = frozenset({"seed", "rollouts_per_problem", "problems_per_batch", *UNITS.values()})
-"""Columns that tell curves, seeds or evaluations apart already."""
+"""Columns that already distinguish curves, seeds or evaluations."""
 
 
 def check_group(group: str | None) -> None:
-    """Refuse to group by a column that already tells curves, seeds or evaluations apart."""
+    """Refuse to group by a column that already distinguishes curves, seeds or evaluations."""
     if group in TAKEN:
         raise FrontierError(
             f"curves cannot be grouped by {group!r}, which has its own meaning in a fit: name another column, such as "
@@ -56,10 +56,10 @@ def chosen_rows(
     group: str | None,
     mixed: bool = False,
 ) -> pl.DataFrame:
-    """The evaluations of one split and one problem set, all of them finite numbers; rewards may be in any unit.
+    """The evaluations of one split and one problem set, all finite; rewards may be in any unit.
 
     Args:
-        mixed: Whether several problem sets may be there, as draws of a population.
+        mixed: Whether there may be several problem sets, as draws from a population.
 
     Raises:
         FrontierError: A column, split or problem set is missing, problem sets are mixed, or a value is not finite.
@@ -71,7 +71,7 @@ def chosen_rows(
         raise FrontierError(f"there is no metric {metric!r}; there are {known}")
     if UNITS[unit] not in evals.columns:
         raise FrontierError(f"there is no column {UNITS[unit]!r}; fitting in {unit} requires it")
-    # A table of one split is of that one, whatever it is called.
+    # A table with a single split is used whatever the split's name.
     rows = evals if evals["split"].n_unique() == 1 else evals.filter(pl.col("split") == split)
     sets = rows["problem_set"].unique().sort().to_list()
     if problem_set is not None:
@@ -94,7 +94,7 @@ def chosen_rows(
 
 
 def refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, column: str) -> None:
-    """Refuse impossible values: what is wrong, and in which rows."""
+    """Refuse impossible values: say what is wrong, and in which rows."""
     for what, bad in wrong.items():
         found = rows.filter(bad)
         if not found.is_empty():
@@ -106,10 +106,10 @@ def refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, column
 
 
 def refuse_one_seed(evals: pl.DataFrame, keys: Sequence[str | None]) -> None:
-    """Refuse two runs that have one seed: they would be one curve, whose points jump from run to run.
+    """Refuse two runs with the same seed: they would form one curve whose points jump between the runs.
 
     Args:
-        keys: Columns that tell runs apart, as far as they are there.
+        keys: Columns that distinguish runs; absent ones are ignored.
     """
     if "run_id" not in evals.columns:
         return
@@ -131,7 +131,7 @@ def of_setting(evals: pl.DataFrame, *, problems_per_batch: int | None, batch_rol
 
     Args:
         problems_per_batch: Only this B_p: n against M (the first setting); None takes all.
-        batch_rollouts: Only this B = B_p·n: B_p against n (the second). With neither all are taken (the third).
+        batch_rollouts: Only this B = B_p·n: B_p against n (the second). Without either, all are taken (the third).
 
     Raises:
         FrontierError: No run belongs to it.
@@ -151,17 +151,17 @@ def of_setting(evals: pl.DataFrame, *, problems_per_batch: int | None, batch_rol
 
 
 def records(compute: Array, reward: Array, *, bin_width: float = 0.005) -> np.ndarray:
-    """Indices of the points that break the record, one per bin of reward (Playbook, section 4, Figures 5 and 15).
+    """Indices of the record-breaking points, one per bin of reward (Playbook, section 4, Figures 5 and 15).
 
-    A maximum of noisy evaluations is biased upward, and the more so the more often a run is evaluated: fits are of all
-    points by default, and what records would say stands beside.
+    The maximum of noisy evaluations is biased upward, the more so the more often a run is evaluated. So fits use all
+    points by default, and report the result for records beside.
 
     Args:
-        bin_width: A record counts when it reaches a bin of this width that no earlier point reached; 0 takes
-            every new maximum.
+        bin_width: A record counts if it reaches a bin of this width that no earlier point reached; 0 takes every new
+            maximum.
 
     Returns:
-        Indices in the order of compute.
+        Indices in order of compute.
 
     Raises:
         FrontierError: The width is negative.
@@ -185,13 +185,13 @@ def smoothed(values: Array, window: int) -> Array:
 
 
 def isotonic(compute: Array, reward: Array) -> Array:
-    """The non-decreasing step curve nearest to the points in squares (pool adjacent violators).
+    """The non-decreasing step curve closest to the points in least squares (pool adjacent violators).
 
     Args:
         compute: Compute of each point; equal ones get one value.
 
     Returns:
-        Fitted value of each point, in the order given.
+        Fitted value of each point, in the given order.
     """
     if not len(compute):
         return np.zeros(0)
@@ -200,7 +200,8 @@ def isotonic(compute: Array, reward: Array) -> Array:
 
 
 PASS_RATE_TOLERANCE = 5e-3
-"""Largest distance of an evaluation from the mean of its questions: some tables are in single precision."""
+"""Largest allowed difference between an evaluation and the mean of its questions: some tables are in single
+precision."""
 
 
 def answers_of(pass_rates: pl.DataFrame, rows: pl.DataFrame, metric: str, reward: Array) -> tuple[Array, Array, int]:
@@ -210,7 +211,7 @@ def answers_of(pass_rates: pl.DataFrame, rows: pl.DataFrame, metric: str, reward
         reward: Values of the metric, shape ``(evaluations,)``.
 
     Raises:
-        FrontierError: As for ``rates_of``; or the metric does not follow from pass rates, or they are of other
+        FrontierError: As for ``rates_of``; or the metric cannot be computed from pass rates, or these belong to other
             evaluations.
     """
     found = kind_of(metric)
@@ -232,7 +233,7 @@ def answers_of(pass_rates: pl.DataFrame, rows: pl.DataFrame, metric: str, reward
 
 
 def rates_of(pass_rates: pl.DataFrame, rows: pl.DataFrame) -> tuple[Array, int]:
-    """Successes of every question at every evaluation, shape ``(evaluations, questions)``, and the samples of each.
+    """Successes of every question in every evaluation, shape ``(evaluations, questions)``, and samples per question.
 
     Args:
         rows: Evaluations, with ``run_id`` and ``step``.
@@ -264,7 +265,7 @@ LEVELS = (np.arange(64) + 0.5) / 64
 
 
 def kind_of(metric: str) -> tuple[str, int] | None:
-    """``avg``, ``best`` or ``worst`` and k of a metric such as ``best_at_4``; None for any other."""
+    """Kind (``avg``, ``best`` or ``worst``) and k of a metric such as ``best_at_4``; None for any other metric."""
     if not re.fullmatch(METRIC_PATTERN, metric):
         return None
     kind, k = metric.split("_at_")
@@ -272,14 +273,14 @@ def kind_of(metric: str) -> tuple[str, int] | None:
 
 
 def values_of(metric: str, successes: NDArray[Any], samples: int) -> Array:
-    """Contribution to a metric of a question with some successes among its samples.
+    """A question's contribution to a metric, given its successes among its samples.
 
-    ``best_at_k`` and ``worst_at_k`` are the exact chances that the best and the worst of k of the samples, drawn
-    without replacement, is right.
+    ``best_at_k`` and ``worst_at_k`` are the exact probabilities that the best and the worst of k samples, drawn without
+    replacement, is right.
 
     Args:
         successes: Whole numbers, of any shape.
-        samples: Samples of each question, k or more for ``best`` and ``worst``.
+        samples: Samples per question, k or more for ``best`` and ``worst``.
     """
     kind, k = kind_of(metric) or ("avg", 1)
     if kind == "avg":
@@ -292,14 +293,15 @@ def values_of(metric: str, successes: NDArray[Any], samples: int) -> Array:
 def response_variance(metric: str, rates: Array, samples: int) -> Array:
     """Mean variance of a question's contribution over samplings of its responses, one per evaluation.
 
-    Questions' true pass rates are taken to follow the Beta distribution with the mean and spread of those measured,
-    less the spread that sampling adds: one value per question, as of ``best_at_k`` with k samples, says nothing of it.
+    The questions' true pass rates are assumed to follow a Beta distribution with the mean and spread of the measured
+    ones, less the spread due to sampling. A single value per question, as of ``best_at_k`` with k samples, does not
+    reveal it.
 
     Args:
-        rates: Pass rates measured, shape ``(evaluations, questions)``.
+        rates: Measured pass rates, shape ``(evaluations, questions)``.
     """
     questions = rates.shape[1]
-    # Half a success and half a failure more: a mean of 0 or 1 has an error too.
+    # Add half a success and half a failure, so that a mean of 0 or 1 has an error too.
     trials = questions * samples
     mean = (rates.mean(axis=1) * trials + 0.5) / (trials + 1)
     largest = mean * (1 - mean)
@@ -316,10 +318,10 @@ def response_variance(metric: str, rates: Array, samples: int) -> Array:
 
 
 def trials_of(metric: str, questions: Array, samples: Array) -> tuple[Array, bool]:
-    """Independent trials that an evaluation counts as where pass rates are not known, and whether that is exact.
+    """Number of independent trials that an evaluation is worth if pass rates are unknown, and whether it is exact.
 
-    ``avg_at_k`` has at most the binomial error of all its samples. A question's contribution to any other metric lies
-    between 0 and 1, so that its error is at most the binomial one of the questions; at k samples it is that.
+    ``avg_at_k`` has at most the binomial error of all its samples. For any other metric, a question's contribution lies
+    between 0 and 1, so the error is at most the binomial error over questions. With k samples, it equals that error.
     """
     found = kind_of(metric)
     average = found is not None and found[0] == "avg"
@@ -327,20 +329,20 @@ def trials_of(metric: str, questions: Array, samples: Array) -> tuple[Array, boo
 
 
 def binomial_errors(reward: Array, trials: Array) -> Array:
-    """Standard errors of shares of successes, with half a success and half a failure more: 0 and 1 have one too."""
+    """Standard errors of success shares, with half a success and half a failure added: 0 and 1 have an error too."""
     return binomial_error((reward * trials + 0.5) / (trials + 1.0), trials)
 
 
 def binomial_error(rate: Array, trials: Array | float) -> Array:
-    """Standard deviation of a share of successes in independent trials of a known rate."""
+    """Standard deviation of the success share in independent trials at a known rate."""
     return np.asarray(np.sqrt(rate * (1 - rate) / trials))
 
 
 def sampling_variance(spread: Array, samples: Array | int) -> Array:
-    """Binomial variance of a measured pass rate, estimated without bias.
+    """Binomial variance of a measured pass rate, unbiased.
 
     Args:
-        spread: r(1−r) of the rates measured, or the mean of that over questions.
-        samples: Samples of each question; one says nothing of it, and is taken as two.
+        spread: r(1−r) of the measured rates, or its mean over questions.
+        samples: Samples per question; one sample gives no estimate, and is treated as two.
     """
     return np.asarray(spread / np.maximum(samples - 1, 1))

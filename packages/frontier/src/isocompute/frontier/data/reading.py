@@ -1,4 +1,4 @@
-"""Reading evaluations: an ``evals`` table, or any CSV, Parquet or JSON lines with columns renamed; units of compute."""
+"""Reading evaluations: an ``evals`` table, or any CSV, Parquet or JSON lines with renamed columns; units of compute."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ..errors import FrontierError, InputWarning
 from .curves import UNITS, check_group, refuse_one_seed
 
 DEFAULTS: dict[str, object] = {"seed": 0, "problem_set": "all", "split": "validation"}
-"""Values of these columns where a table lacks them."""
+"""Values of these columns if a table lacks them."""
 SETTING = ("problems_per_batch", "rollouts_per_problem", "seed", "problem_set", "split")
-"""Columns of an ``evals`` table that tell runs apart."""
+"""Columns of an ``evals`` table that distinguish runs."""
 AT = "isocompute.at"
-"""Column of where a row stands, while rows are read."""
+"""Column with the origin of each row, used while reading."""
 
 
 def read_evals(
@@ -35,17 +35,18 @@ def read_evals(
     constants: Mapping[str, str] | None = None,
     group: str | None = None,
 ) -> pl.DataFrame:
-    """Read evaluations to be fitted.
+    """Read evaluations to fit.
 
     Args:
-        sources: Files, folders of tables, ``mlflow:EXPERIMENT``, ``runs:/RUN_ID`` or tracking URIs
-            (``sqlite:///…``, ``http://…``).
-        columns: Names of ``evals`` to those of the source, such as ``{"rollouts": "C"}``.
-        constants: Names of ``evals`` to a value for all rows, such as ``{"problems_per_batch": "32"}``.
-        group: A further column that tells runs apart.
+        sources: Files, folders of tables, ``mlflow:EXPERIMENT``, ``runs:/RUN_ID`` or tracking URIs (``sqlite:///…``,
+            ``http://…``).
+        columns: ``evals`` column names, each mapped to the source's name, such as ``{"rollouts": "C"}``.
+        constants: ``evals`` column names, each mapped to a value for all rows, such as ``{"problems_per_batch":
+            "32"}``.
+        group: A further column that distinguishes runs.
 
     Returns:
-        The rows of all sources, with the columns of ``evals`` that a fit needs.
+        The rows of all sources, with the ``evals`` columns that a fit needs.
 
     Raises:
         FrontierError: A column is missing or holds impossible values, or two runs have one seed.
@@ -62,7 +63,7 @@ def read_evals(
         return whole
     parts = [_read_rows(Path(source), metric, unit, columns or {}, constants or {}) for source in sources]
     joined = _later_attempts(pl.concat(parts, how="diagonal_relaxed"), UNITS[unit], metric, group)
-    # Points read from a figure may share their compute; the same evaluation twice is a mistake in the file.
+    # Points read from a figure may share their compute; a repeated evaluation is a mistake in the file.
     keys = [*SETTING, UNITS[unit], *([group] if group and group in joined.columns else [])]
     once = joined.unique([*keys, metric], maintain_order=True)
     if len(once) < len(joined):
@@ -75,14 +76,14 @@ def read_evals(
 
 
 def _tables_of(source: str | Path) -> list[str | Path]:
-    """A source, or the tables of evaluations of a folder in which none is called ``evals``."""
+    """A source itself, or the evaluation tables in a folder that has none called ``evals``."""
     folder = Path(source)
     if not folder.is_dir():
         return [source]
     named = any(next(folder.rglob(f"evals.{suffix}"), None) for suffix in ("parquet", "csv"))
     files = folder.glob("*.*") if named else folder.rglob("*.*")
     ours = [f for f in sorted(files) if f.suffix in {".parquet", ".csv"} and f.stem != "evals"]
-    # One written in both formats is one table.
+    # A table written in both formats counts once.
     ours = [f for f in ours if f.suffix == ".parquet" or f.with_suffix(".parquet") not in ours]
     tables_of = [file for file in ours if _is_table(file)]
     if not named and not tables_of:
@@ -97,11 +98,11 @@ def _tables_of(source: str | Path) -> list[str | Path]:
 
 
 RUNS, FIT = "runs.csv", "posterior.json"
-"""What ``isocompute-budget doctor`` asks to be filled in, and what a fit is."""
+"""The file that ``isocompute-budget doctor`` asks the user to fill in, and the file of a fit."""
 
 
 def _instead(folder: Path) -> str:
-    """What is to be done about a folder without evaluations."""
+    """Advice for a folder without evaluations."""
     if (folder / FIT).is_file():
         return "it is a fit, which `isocompute-frontier prescribe` and `next` read: name what it was made from"
     if not (folder / RUNS).is_file():
@@ -119,7 +120,7 @@ MANIFEST = "manifest.json"
 
 
 def not_read(sources: Sequence[str | Path]) -> list[str]:
-    """What the makers of tables in folders say they did not read, so that it is missing in the tables."""
+    """What is missing from the tables in folders, since their makers report that they did not read it."""
     said = []
     for folder in dict.fromkeys(Path(s) if Path(s).is_dir() else Path(s).parent for s in sources if Path(s).exists()):
         for path in sorted(folder.rglob(MANIFEST)):
@@ -132,7 +133,7 @@ def not_read(sources: Sequence[str | Path]) -> list[str]:
                     if r["run_id"] is None
                 }
             except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
-                # Other programs have files of this name.
+                # Other programs use files of this name.
                 continue
             for lost, noun, verb in ((files, "file", "read"), (runs, "run", "understood")):
                 if lost:
@@ -143,9 +144,9 @@ def not_read(sources: Sequence[str | Path]) -> list[str]:
 
 
 def _later_attempts(rows: pl.DataFrame, compute: str, metric: str, group: str | None) -> pl.DataFrame:
-    """Rows of which the later one counts where a run has two rewards at one compute; other curves keep both.
+    """Keep the later row if a run has two rewards at one compute; other curves keep both.
 
-    Without a column ``run_id`` nobody knows whether they are attempts: points read from a figure may share their
+    Without a column ``run_id`` it is unknown whether the rows are attempts: points read from a figure may share their
     compute.
     """
     keys = [*SETTING, compute]
@@ -173,7 +174,7 @@ def _later_attempts(rows: pl.DataFrame, compute: str, metric: str, group: str | 
 
 
 def _with_average(evals: pl.DataFrame, metric: str) -> pl.DataFrame:
-    """Add the requested ``avg_at_k``: the mean over samples is one quantity, so any other one is it."""
+    """Add the requested ``avg_at_k`` from any other: the mean over samples is the same quantity for every k."""
     others = [c for c in evals.columns if c.startswith("avg_at_") and re.match(tables.METRIC_PATTERN, c)]
     if metric in evals.columns or not others or not re.fullmatch(r"avg_at_\d+", metric):
         return evals
@@ -181,7 +182,7 @@ def _with_average(evals: pl.DataFrame, metric: str) -> pl.DataFrame:
 
 
 def _refuse_mixed_units(evals: pl.DataFrame, unit: str) -> None:
-    """Refuse a table that counts rollouts in ones for some settings and in thousands or millions for others."""
+    """Refuse a table that counts rollouts in units for some settings and in thousands or millions for others."""
     if unit != "rollouts" or "step" not in evals.columns or not evals["step"].dtype.is_numeric():
         return
     scale = pl.col("rollouts") / (pl.col("step") * pl.col("rollouts_per_problem") * pl.col("problems_per_batch"))
@@ -202,7 +203,7 @@ def _refuse_mixed_units(evals: pl.DataFrame, unit: str) -> None:
 
 
 def _is_table(source: str | Path) -> bool:
-    """Return whether a source is read as the ``evals`` table, with all its checks."""
+    """Return whether a source is read as an ``evals`` table, with all its checks."""
     path = Path(source)
     if not path.is_file():
         return True
@@ -255,11 +256,11 @@ def read_file(path: Path) -> pl.DataFrame:
     """Read a CSV, Parquet, JSON or JSON-lines file without changes.
 
     Raises:
-        FrontierError: It cannot be read, or is not what its name says, or is empty.
-        TableError: It is a table of ours of a newer major schema version.
+        FrontierError: It cannot be read, is not what its name says, or is empty.
+        TableError: It is one of our tables, with a newer major schema version.
     """
     readers: dict[str, Callable[[Path], pl.DataFrame]] = {
-        # Rows enough that a column of whole numbers with a fraction far down is still read as numbers.
+        # Scan all rows, so that a column of whole numbers with a fraction far down is still read as numbers.
         ".csv": partial(pl.read_csv, infer_schema_length=None),
         ".parquet": pl.read_parquet,
         ".jsonl": pl.read_ndjson,
@@ -286,7 +287,7 @@ def read_file(path: Path) -> pl.DataFrame:
 
 
 def _refuse_missing(frame: pl.DataFrame, names: Iterable[str], path: Path, *, how: str = "") -> None:
-    """Refuse a file for all the columns that it lacks at once."""
+    """Refuse a file, naming all columns that it lacks at once."""
     if missing := [name for name in dict.fromkeys(names) if name not in frame.columns]:
         lacks = f"{path}: has no column{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
         raise FrontierError(f"{lacks}; it has {', '.join(frame.columns)}{how and ': '}{how}")
@@ -304,7 +305,7 @@ def numbers(
     """A column of finite numbers, shape ``(rows,)``.
 
     Args:
-        what: It must hold, in words; of ``whole numbers`` these are required.
+        what: What it must hold, in words; ``whole numbers`` requires these.
 
     Raises:
         FrontierError: A row holds something else.
@@ -321,22 +322,22 @@ def numbers(
 
 
 ROW = "row of the file"
-"""Column that numbers the rows of a file before some are left out."""
+"""Column with a file's row numbers from before any rows are dropped."""
 EMPTY = ("", "nan", "none", "null", "n/a", "#n/a", "na", "<na>")
 SHOWN = 5
 
 
 def read_curve(path: Path, x: str, y: str, *, where: Mapping[str, str] | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Read the curve of one run; rows in which x or y is empty are left out, and counted in a warning.
+    """Read the curve of one run; rows with an empty x or y are dropped, and counted in a warning.
 
     Args:
         y: Column of rewards, within 0 to 1.
-        where: Only rows in which these columns hold these values.
+        where: Use only rows in which these columns have these values.
 
     Raises:
-        FrontierError: The file cannot be read, lacks a column, holds what is neither a number nor empty, or a reward
-            outside 0 to 1; no row is left; or they are of several runs.
-        TableError: The file is a table of ours of a newer major schema version.
+        FrontierError: The file cannot be read, lacks a column, holds a value that is neither a number nor empty, or a
+            reward outside 0 to 1; no row is left; or the rows belong to several runs.
+        TableError: The file is one of our tables, with a newer major schema version.
     """
     frame = read_file(path)
     _refuse_missing(frame, (*(where or {}), x, y), path)
@@ -346,7 +347,7 @@ def read_curve(path: Path, x: str, y: str, *, where: Mapping[str, str] | None = 
         if frame.is_empty():
             raise FrontierError(f"{path}: no row has {name} = {value}")
     for name in (x, y):
-        # As it is between two evaluations.
+        # This is normal between two evaluations.
         empty = pl.col(name).cast(pl.String).str.strip_chars().str.to_lowercase().is_in(EMPTY).fill_null(True)
         whole, frame = len(frame), frame.filter(~empty)
         if frame.is_empty():
@@ -369,7 +370,7 @@ def read_series(
     least: float = 0.0,
     most: float = float("inf"),
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Read the curves that a column tells apart, sorted by compute, as far as that lies between two values.
+    """Read one curve for each value of a column, sorted by compute and limited to a range of compute.
 
     Raises:
         FrontierError, TableError: As for ``read_curve``.
@@ -386,15 +387,15 @@ def read_series(
 
 
 def _refuse_several(frame: pl.DataFrame, x: str, y: str, path: Path) -> None:
-    """Refuse rows of several runs, which would be fitted as one curve, and say which columns choose among the runs.
+    """Refuse rows of several runs, which would be fitted as one curve; say which columns select a run.
 
-    They are of several where runs differ in a column, or most values of compute occur more than once.
+    Rows belong to several runs if runs differ in a column, or if most values of compute occur more than once.
     """
     others = [c for c in frame.columns if c not in (x, y)]
     several = [c for c in (*SETTING, "run_id") if c in others and frame[c].n_unique() > 1]
     repeated = frame.filter(pl.col(x).is_duplicated())
     if not several:
-        # A name that many rows share, not a measurement, which differs from row to row.
+        # A name is shared by many rows; a measurement differs from row to row.
         named = [c for c in others if 1 < frame[c].n_unique() <= len(frame) / 2]
         kinds = repeated.group_by(x).agg(pl.col(named).n_unique())
         several = [c for c in named if len(kinds) and (kinds[c] > 1).all()]
@@ -417,7 +418,7 @@ def _values(column: pl.Series) -> str:
 
 
 def write_parquet(frame: pl.DataFrame, path: Path) -> None:
-    """Write a table in the format of the others; the same table gives the same bytes."""
+    """Write a table in the format of the others; equal tables give equal bytes."""
     with atomic_write(path, error=FrontierError) as stream:
         frame.write_parquet(stream, compression="zstd", statistics=False)
 
@@ -425,7 +426,7 @@ def write_parquet(frame: pl.DataFrame, path: Path) -> None:
 def with_gpu_hours(evals: pl.DataFrame, timings: pl.DataFrame) -> pl.DataFrame:
     """Add ``gpu_hours``: device-seconds of all steps up to and including an evaluation's, over 3,600.
 
-    Evaluation itself is left out, as it is of rollouts and tokens.
+    The time of evaluations is excluded, as their rollouts and tokens are.
 
     Args:
         evals: An ``evals`` table with ``run_id`` and ``step``.
@@ -457,19 +458,19 @@ def with_gpu_hours(evals: pl.DataFrame, timings: pl.DataFrame) -> pl.DataFrame:
         row = short.row(0, named=True)
         known = "no timings" if row["timed"] is None else f"timings up to step {row['timed']}"
         raise FrontierError(f"run {row['run_id']} is evaluated at step {row['evaluated']} and has {known}")
-    # A step without timings of its own has those of the steps before it.
+    # A step without its own timings has those of the steps before it.
     evals = evals.sort("step")
     joined = evals.join_asof(spent.sort("step"), on="step", by="run_id", check_sortedness=False)
     return joined.with_columns(pl.col("gpu_hours").fill_null(0.0)).sort("run_id", "step")
 
 
 def amount(compute: float) -> str:
-    """Compute to be printed: whole where it is large, three digits where it is small."""
+    """Compute as text: whole numbers if large, three digits if small."""
     return f"{compute:,.0f}" if compute >= 1000 else f"{compute:.3g}"
 
 
 def short(compute: float) -> str:
-    """An amount in three digits, by the letters with which amounts are read: 920, 16k, 1.3M, 2T."""
+    """An amount in three digits, with the suffixes used for reading amounts: 920, 16k, 1.3M, 2T."""
     for factor, sign in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if compute >= 0.9995 * factor:
             return f"{float(f'{compute / factor:.3g}'):,g}{sign}"
@@ -477,5 +478,5 @@ def short(compute: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A count and its noun to be printed, such as ``1 run`` or ``2,048 runs``."""
+    """A count with its noun, such as ``1 run`` or ``2,048 runs``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -1,4 +1,4 @@
-"""The table of sweeps that ``advise`` knows, ``sweeps.csv``, and rows that somebody adds: docs/sweeps.md."""
+"""The table of known sweeps for ``advise``, ``sweeps.csv``, and rows that users add: docs/sweeps.md."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ FILE = Path(__file__).with_name("sweeps.csv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What a sweep says of n at one budget: a row of ``sweeps.csv``.
+    """A sweep's result for n at one budget: a row of ``sweeps.csv``.
 
     Attributes:
         source: The paper, page or panel.
-        problem_set: Problem set, with the model where a source has several.
+        problem_set: Problem set, with the model if a source has several.
         parameters: Of the model.
         pass_rate: Of the base model on the set.
         problems: Training problems, D.
-        metric: What n is best for.
-        held: What is equal for all n beside the budget, such as B_p = 32.
+        metric: The metric that n is best for.
+        held: What all n have in common besides the budget, such as B_p = 32.
         budget: Rollouts.
         n_least, n_most: Of the grid.
         log2_n: n*, octaves.
         deviation: Its standard deviation within the source, octaves, above 0.
-        lost: Reward lost by n, next to the best n; empty where the source has no numbers.
-        citation: Where the numbers stand.
-        command: What makes the row again, or how n* was read.
+        lost: Reward lost by n, relative to the best n; empty if the source gives no numbers.
+        citation: Where the numbers are published.
+        command: The command that reproduces the row, or how n* was read.
     """
 
     source: str
@@ -56,7 +56,7 @@ def read_sweeps(path: Path = FILE) -> tuple[Sweep, ...]:
     """The rows of a CSV file with the columns of ``sweeps.csv``.
 
     Raises:
-        FrontierError: It cannot be read, lacks a column, or a number in it is missing or out of range.
+        FrontierError: It cannot be read, lacks a column, or holds a number that is missing or out of range.
     """
     try:
         frame = pl.read_csv(path, infer_schema=False)

@@ -14,11 +14,11 @@ from ..errors import MEANING, Flag, FrontierError
 from .intervals import ends
 
 PRINTED = {"L": 6.09, "k": 4.75, "x0": 5.84, "b": 2.73}
-"""The paper's own, of Figure 7 for Easy at B_p = 32: n* saturates at 2^8.82, or 452."""
+"""The paper's own parameters, from Figure 7 for Easy at B_p = 32: n* saturates at 2^8.82, or 452."""
 PRINTED_TO = "10M"
-"""Rollouts to which its axis goes."""
+"""Rollouts at the end of that figure's axis."""
 BOUNDS = {"L": (0.0, 20.0), "k": (0.1, 50.0), "x0": (-2.0, 20.0), "b": (-2.0, 12.0)}
-"""Of each parameter, in the order in which they are fitted."""
+"""Bounds of each parameter, in fitting order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class Sigmoid:
     """A fitted log2-sigmoid.
 
     Attributes:
-        params: L, k, x0, b; None when there is nothing to fit (n* never changes, or too few points).
-        intervals: 95 % interval of each, from resamples of the points; empty for an envelope, which has none.
-        constant: n* when one n is best at every supported compute, else None.
+        params: L, k, x0, b; None if there is nothing to fit (n* never changes, or too few points).
+        intervals: 95 % interval of each, from resampled points; empty for an envelope, which has none.
+        constant: n* if one n is best at every supported compute, else None.
     """
 
     params: dict[str, float] | None
@@ -38,19 +38,19 @@ class Sigmoid:
 
     @property
     def plateau(self) -> float | None:
-        """The n* of saturation, 2^(L + b), or the one n that is best everywhere.
+        """The n* at saturation, 2^(L + b), or the one n that is best everywhere.
 
-        None without either, and where the largest n that was run is the best at the end: it does not saturate there.
+        None without either, and also if the largest n that was run is best at the end: n* does not saturate there.
         """
         if Flag.AT_LARGEST_N in self.flags:
             return None
         return 2.0 ** (self.params["L"] + self.params["b"]) if self.params else self.constant
 
     def at(self, compute: Array) -> Array:
-        """n* at some compute.
+        """n* at the given compute.
 
         Raises:
-            FrontierError: There is no n*: nothing was fitted.
+            FrontierError: Nothing was fitted, so there is no n*.
         """
         if self.params is None and self.constant is None:
             raise FrontierError("there is no n*(C): no curve, or too few points, could be fitted")
@@ -59,7 +59,7 @@ class Sigmoid:
         return np.asarray(2.0 ** sigmoid(np.log10(compute), self.params))
 
     def as_dict(self) -> dict[str, Any]:
-        """As in ``fits.json``."""
+        """The sigmoid as in ``fits.json``."""
         return {
             "params": self.params,
             "plateau": self.plateau,
@@ -69,10 +69,10 @@ class Sigmoid:
         }
 
     def summary(self, *, last: str = "") -> str:
-        """The parameters with their intervals, to be printed.
+        """The parameters with their intervals, as text.
 
         Args:
-            last: Rollouts at which the data end, to print the paper's parameters beside these.
+            last: Rollouts at which the data end, to print the paper's parameters for comparison.
         """
         notes = [f"  note: {MEANING[flag]}" for flag in self.flags]
         if self.params is None:
@@ -93,7 +93,7 @@ class Sigmoid:
 
 
 def sigmoid(log10_compute: Array, params: Mapping[str, float | Array]) -> Array:
-    """log2 n* at some log10 compute, of any shape; ``params`` are L, k, x0 and b."""
+    """log2 n* at the given log10 compute, of any shape; ``params`` are L, k, x0 and b."""
     z = np.clip(-params["k"] * (log10_compute - params["x0"]), -500, 500)
     return np.asarray(params["L"] / (1.0 + np.exp(z)) + params["b"])
 
@@ -105,7 +105,7 @@ def fit_sigmoid(
 
     Args:
         log2_n: log2 n* at each compute, shape ``(points,)``.
-        begin_at: Parameters to start from, as of a refit; by default several.
+        begin_at: Initial parameters, for example for a refit; by default several.
     """
     if len(log2_n) < 4 or np.ptp(log2_n) == 0:
         return None
@@ -130,12 +130,12 @@ def fit_sigmoid(
 
 
 def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) -> Sigmoid:
-    """Fit the sigmoid to points (C, n*), as read from a figure or found elsewhere.
+    """Fit the sigmoid to points (C, n*) from a figure or elsewhere.
 
     Args:
         compute: Compute of each point, above 0.
-        n: Rollouts per problem that were best there.
-        refits: Resamples of the points behind the intervals.
+        n: Best rollouts per problem at each point.
+        refits: Number of resamples of the points for the intervals.
 
     Raises:
         FrontierError: Fewer than four points, a value that is not positive, or a negative seed.
@@ -165,7 +165,7 @@ def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) ->
 
 
 def fit_n_star(compute: Array, n: Array) -> Sigmoid:
-    """Fit the sigmoid to n*(C), each of shape ``(points,)``, without intervals."""
+    """Fit the sigmoid to n*(C), both of shape ``(points,)``, without intervals."""
     distinct = np.unique(n)
     flags = (Flag.K_UNIDENTIFIED,) if len(distinct) < 4 else ()
     if len(distinct) == 1:

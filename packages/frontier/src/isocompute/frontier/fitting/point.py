@@ -1,13 +1,13 @@
-"""The point fit of one curve, for the papers' own methods: forms of reward against compute, and a grid search.
+"""The point fit of one curve for the papers' own methods: forms of reward against compute, and a grid search.
 
 R(C) = R0 + G · rise(C), with a rise from 0 to 1 that never falls:
 
-* ``exp``: rise = 1 − exp(−C/τ), so R = A − D·exp(−C/τ) (what the figures of the IsoCompute Playbook draw).
+* ``exp``: rise = 1 − exp(−C/τ), so R = A − D·exp(−C/τ) (the form in the IsoCompute Playbook's figures).
 * ``hill``: rise = 1 / (1 + (C_mid/C)^B), R0 fixed at the reward before training (ScaleRL, equation 1).
 * ``power``: rise = 1 − (1 + C/τ)^−β.
 
-``scale`` is τ or C_mid, ``shape`` is B or β (1 for ``exp``, unused). A = R0 + G is the asymptote. Another form
-is an entry of ``FORMS``.
+``scale`` is τ or C_mid, ``shape`` is B or β (1 for ``exp``, unused). A = R0 + G is the asymptote. To add a form, add an
+entry to ``FORMS``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from ..data.curves import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A form of reward against compute: all that is known of it.
+    """Definition of a form of reward against compute.
 
     Attributes:
-        shapes: Range searched for the shape; two equal ends where the form has none.
-        rise: Share of the gain made, from 0 to 1 and never falling, of compute, scale and shape; broadcasts.
-        names: What results call the gain or the start (``D`` or ``R0``), the scale and the shape.
+        shapes: Search range for the shape; two equal ends if the form has none.
+        rise: Share of the gain made, from 0 to 1 and never falling, as a function of compute, scale and shape;
+            broadcasts.
+        names: Names in results for the gain or the start (``D`` or ``R0``), the scale and the shape.
     """
 
     shapes: tuple[float, float]
@@ -37,7 +38,7 @@ class Form:
 
     @property
     def has_shape(self) -> bool:
-        """Return whether the shape is searched for."""
+        """Return whether the shape is fitted."""
         return self.shapes[0] < self.shapes[1]
 
 
@@ -58,11 +59,11 @@ FORMS = {
         rise=lambda compute, scale, shape: 1.0 - (1.0 + compute / scale) ** -shape,
     ),
 }
-"""Every form by what it is called on the command line and in results."""
+"""Every form by its name on the command line and in results."""
 
 
 def rise(form: str, compute: Array, scale: Array, shape: Array) -> Array:
-    """Share of the gain made at some compute; broadcasts over its arguments."""
+    """Share of the gain made at the given compute; broadcasts over its arguments."""
     with np.errstate(divide="ignore", over="ignore"):
         return np.asarray(FORMS[form].rise(compute, scale, shape))
 
@@ -90,40 +91,40 @@ class Parameters:
         return self.start + self.gain
 
     def __call__(self, compute: Array | float) -> Array:
-        """Reward at some compute."""
+        """Reward at the given compute."""
         c = np.asarray(compute, dtype=np.float64)
         return self.start + self.gain * rise(self.form, c, np.asarray(self.scale), np.asarray(self.shape))
 
     def named(self) -> dict[str, float]:
-        """The parameters by the names of the papers."""
+        """The parameters under the papers' names."""
         level, scale, shape = FORMS[self.form].names
         found = {"A": self.asymptote, level: self.start if level == "R0" else self.gain, scale: self.scale}
         return {**found, shape: self.shape} if shape else found
 
 
 STARTS = 4
-"""Candidates refined."""
+"""Number of candidates to refine."""
 SEARCHED = 4096
-"""Most points that candidates are compared on."""
+"""Most points used to compare candidates."""
 
 
 def fit_form(form: str, compute: Array, reward: Array, standard_error: Array, start: float | None) -> Parameters:
     """Fit one form to the points of a curve.
 
     Args:
-        standard_error: Its standard error, which scales the residuals; they are summed, never averaged
-            (a mean stops optimisers early).
-        start: R0 when it is fixed.
+        standard_error: Standard error of the reward, which scales the residuals. They are summed, never averaged (a
+            mean stops optimisers early).
+        start: R0 if it is fixed.
     """
     scale, shape = grid(form, compute)
-    # The search is for a place to start from: some of very many points tell it.
+    # The search only finds a starting point: a subset of very many points is enough.
     some = np.argsort(compute, kind="stable")[:: -(-len(compute) // SEARCHED)]
     share = rise(form, compute[None, some], scale[:, None], shape[:, None])
     first, gain, squares = project(share, reward[some], standard_error[some] ** -2, start)
     order = np.argsort(squares, kind="stable")
     picks = [order[0], *(k for k in order[1:200:40])][:STARTS]
     (low, high), has_shape = FORMS[form].shapes, FORMS[form].has_shape
-    # Gain, log scale, start, log shape: only those that are free, as a direction without effect stops an optimiser.
+    # Gain, log scale, start, log shape: only the free ones, since a direction without effect stops an optimiser.
     is_free = np.array([True, True, start is None, has_shape])
     least = np.array([0.0, np.log(scale.min()), 0.0, np.log(low) - 1e-9])[is_free]
     most = np.array([1.0, np.log(scale.max()), 1.0, np.log(high) + 1e-9])[is_free]
@@ -132,7 +133,8 @@ def fit_form(form: str, compute: Array, reward: Array, standard_error: Array, st
         every = np.zeros(4)
         every[is_free] = x
         begin = start if start is not None else float(every[2])
-        # Held below 1 while it searches: cut off afterwards, scale and shape would be those of another curve.
+        # Keep the asymptote below 1 during the search: clipping it afterwards would leave another curve's scale and
+        # shape.
         held = min(float(every[0]), 1.0 - begin)
         tail = float(np.exp(every[3])) if has_shape else low
         return Parameters(form=form, start=begin, gain=held, scale=float(np.exp(every[1])), shape=tail)
@@ -144,15 +146,15 @@ def fit_form(form: str, compute: Array, reward: Array, standard_error: Array, st
     for k in picks:
         candidate = np.array([gain[k], np.log(scale[k]), first[k], np.log(shape[k])])[is_free]
         begin = np.clip(candidate, least + 1e-9, most - 1e-9)
-        # Huber's threshold of 3 standard errors leaves all but outliers as they are.
+        # Huber's threshold of 3 standard errors affects only outliers.
         ends.append(least_squares(residuals, begin, bounds=(least, most), loss="huber", f_scale=3.0, max_nfev=200))
     return curve(min(ends, key=lambda end: float(end.cost)).x)
 
 
 def grid(form: str, compute: Array) -> tuple[Array, Array]:
-    """Scales and shapes of candidates for a form: from a tenth of the first compute to 30 times the last."""
+    """Candidate scales and shapes of a form: scales from a tenth of the first compute to 30 times the last."""
     positive, found = compute[compute > 0], FORMS[form]
-    # Finer for one free parameter than for two.
+    # The grid is finer for one free parameter than for two.
     scales = np.geomspace(positive.min() / 10, positive.max() * 30, 60 if found.has_shape else 160)
     shapes = np.geomspace(*found.shapes, 24) if found.has_shape else np.array(found.shapes[:1])
     scale, shape = np.meshgrid(scales, shapes, indexing="ij")
@@ -162,14 +164,14 @@ def grid(form: str, compute: Array) -> tuple[Array, Array]:
 def project(basis: Array, reward: Array, weights: Array, start: float | None) -> tuple[Array, Array, Array]:
     """Best start and gain of every candidate (variable projection).
 
-    For a given scale and shape, start and gain are a linear problem, solved in closed form; so a whole grid of scales
-    and shapes is a few matrix products. The gain is kept at 0 or more, the start too, and the asymptote at 1 or less.
+    For a given scale and shape, start and gain are a linear problem with a closed-form solution, so a whole grid of
+    scales and shapes takes a few matrix products. Gain and start are kept at 0 or more, and the asymptote at 1 or less.
 
     Args:
         basis: Rise of K candidates at N points, shape ``(K, N)``.
         reward: Shape ``(N,)``.
         weights: Shape ``(N,)``.
-        start: R0, or None when it is free.
+        start: R0, or None if it is free.
 
     Returns:
         Start, gain and weighted sum of squares, each of shape ``(K,)``.

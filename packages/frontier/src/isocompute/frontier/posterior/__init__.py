@@ -1,1 +1,1 @@
-"""One posterior over all runs of a sweep, and what to decide by it."""
+"""One posterior over all runs of a sweep, and decisions based on it."""

@@ -1,15 +1,17 @@
-"""How n* differs between sweeps: a random-effects regression of log2 n* on log2 C, and what it says of a new sweep.
+"""How n* differs between sweeps: a random-effects regression of log2 n* on log2 C, and its prediction for a new sweep.
 
 A row is the n* of one problem set and model at one budget, in octaves, with its standard deviation within the source:
 
     log2 n* = α + β·(log2 C − 17) + κ·(logit p + 1) + source(C) + set(C) + error
 
-p is the base model's pass rate. ``source`` and ``set`` are deviations of a paper or a panel, and of each of its problem
-sets and models: Ornstein–Uhlenbeck processes in log2 C, of deviations σ and τ, that forget by a factor e in ℓ octaves
-of compute. So the rows of one set are not as many sets, and a new set of a new source lies σ and τ away.
+p is the base model's pass rate. ``source`` and ``set`` are the deviations of a paper or a panel, and of each of its
+problem sets and models. They are Ornstein–Uhlenbeck processes in log2 C, with standard deviations σ and τ, whose
+correlation falls by a factor e within ℓ octaves of compute. So several rows of one set do not count as several sets,
+and a new set of a new source deviates by σ and τ.
 
 Priors: α ~ N(4, 3²), β ~ N(½, ½²), κ ~ N(0, ¼²), σ and τ half-normal of one octave, ℓ 2, 4 or 8 octaves. α, β and κ are
-integrated out in closed form, σ, τ and ℓ over a grid: the interval holds that few sources know little of σ.
+integrated out in closed form, σ, τ and ℓ over a grid. So the interval accounts for the uncertainty about σ that few
+sources leave.
 """
 
 from __future__ import annotations
@@ -26,28 +28,28 @@ from ..data.curves import Array
 from ..data.sweeps import Sweep
 
 CENTRE = 17.0
-"""log2 of the budget at which α is meant: 131,072 rollouts."""
+"""log2 of the budget at which α is defined: 131,072 rollouts."""
 MEAN = np.array([4.0, 0.5, 0.0])
 SPREAD = np.array([3.0, 0.5, 0.25])
 """Prior mean and standard deviation of α, β and κ."""
 SCALE = 1.0
-"""Octaves: scale of the half-normal priors of σ and τ."""
+"""Octaves: scale of the half-normal priors for σ and τ."""
 DEVIATIONS = np.linspace(0.05, 2.75, 10)
 MEMORIES = (2.0, 4.0, 8.0)
 UNREACHABLE = 40.0
-"""Octaves from 0 between which quantiles are sought."""
+"""Quantiles are sought within this many octaves of 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """A mixture of normals over the grid of σ, τ and ℓ, in octaves: log2 n* of a set that no row is of."""
+    """A mixture of normals over the grid of σ, τ and ℓ, in octaves: log2 n* of a set without rows."""
 
     weights: Array
     means: Array
     variances: Array
 
     def quantile(self, share: float) -> float:
-        """The value below which a share of it lies, by bisection."""
+        """The value with this share of the mixture below it, by bisection."""
         low, high = -UNREACHABLE, UNREACHABLE
         scales = np.sqrt(self.variances)
         for _ in range(60):
@@ -59,16 +61,16 @@ class Mixture:
         return (low + high) / 2
 
     def interval(self, level: float) -> tuple[float, float, float]:
-        """Low end, median and high end of the central interval that holds a share ``level``."""
+        """Low end, median and high end of the central interval with probability ``level``."""
         return self.quantile((1 - level) / 2), self.quantile(0.5), self.quantile((1 + level) / 2)
 
     def widened(self, deviation: float) -> Mixture:
-        """The same with an independent normal error of a standard deviation added."""
+        """The mixture with an independent normal error of this standard deviation added."""
         return Mixture(weights=self.weights, means=self.means, variances=self.variances + deviation**2)
 
 
 class Between:
-    """The posterior of the regression on one row or more."""
+    """The posterior of the regression, given one or more rows."""
 
     def __init__(self, rows: Sequence[Sweep]) -> None:
         grid = np.array([*product(DEVIATIONS, DEVIATIONS, MEMORIES)])
@@ -98,7 +100,7 @@ class Between:
         return self._mixture(_design(budget, pass_rate))
 
     def after(self, budget: float, pass_rate: float, *, measured_at: float, deviation: float) -> Mixture:
-        """What ``at`` would be once n* of the new set is measured at another budget and is what is expected.
+        """The expected ``at`` after n* of the new set is measured at another budget.
 
         Args:
             deviation: Standard deviation of that measurement, octaves.
@@ -142,7 +144,7 @@ class Between:
         )
 
     def _known(self, x: Array, other: Array) -> Array:
-        """How much of the covariance of two new values the rows explain, at each point of the grid."""
+        """The part of the covariance of two new values that the rows explain, at each point of the grid."""
         first, second = (self._x @ (SPREAD**2 * each) for each in (x, other))
         return np.asarray(np.einsum("i,gij,j->g", first, self._inverse, second))
 

@@ -1,9 +1,9 @@
 """Decisions: the setting of least expected regret at a budget, n* over compute, failure rates, and what to run next.
 
-With draws d of the reward R_k(d) that setting k is expected to reach at a budget, failures included, the regret of k is
-the mean of max_j R_j − R_k: the average gain if the truth were known. The setting of least regret is that of the
-highest mean, so a wide interval is no advantage. All settings are in the maximum and in P(best), also those of which
-little is known at the budget; these are not chosen while there is another.
+R_k(d) is the reward that setting k is expected to reach at a budget in draw d, failures included. The regret of k is
+the mean of max_j R_j − R_k: the average gain if the truth were known. The setting of least regret is the one with the
+highest mean, so a wide interval is no advantage. All settings enter the maximum and P(best), even those about which
+little is known at the budget; such a setting is not chosen while there is another.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .posterior import Posterior
 from .runs import OWN_SCATTER, Runs, Setting, units_off
 
 TIE = 0.001
-"""Reward within which expected regrets count as equal: below what any evaluation resolves."""
+"""Expected regrets within this reward count as equal: no evaluation resolves less."""
 NEAR = 0.005
-"""Reward that a setting may lose on average and still be as good for a reader."""
+"""Mean reward that a setting may lose and still count as equally good in practice."""
 DECIDED = 0.775
-"""P(best) of an n from which on it is not called undecided: printed to 5 points it is 80 %."""
+"""P(best) from which on an n is no longer called undecided: rounded to 5 points it prints as 80 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class Option:
     Attributes:
         reward: Mean reward of a run that does not fail.
         interval: Its 95 % interval.
-        known: Whether enough is known of it at the budget for it to be chosen.
-        regret: Expected loss against the best setting, were that known.
-        loss: Mean of what it loses to the setting that is chosen; 0 for that one.
+        known: Whether enough is known about it at the budget to choose it.
+        regret: Expected loss relative to the best setting, if that were known.
+        loss: Mean loss relative to the chosen setting; 0 for the chosen one.
         loss_interval: Its 95 % interval.
         probability_best: Share of the draws in which it is best.
         failure: Probability that the next run fails.
@@ -69,37 +69,37 @@ class Decision:
 
     @property
     def chosen(self) -> Option:
-        """The setting of least regret among those that are known."""
+        """The setting of least regret among the known ones."""
         return self.options[0]
 
     @property
     def unknown(self) -> tuple[Setting, ...]:
-        """Settings of which so little is known at the budget that none is chosen."""
+        """Settings about which too little is known at the budget to choose them."""
         return tuple(o.cell for o in self.options if not o.known)
 
     def probability_of(self, cell: Setting) -> float:
-        """P(best) of an n (and B_p and group), at whatever learning rate."""
+        """P(best) of an n (and B_p and group), at any learning rate."""
         return sum(o.probability_best for o in self.options if o.cell.key == cell.key)
 
     @property
     def rivals(self) -> list[Option]:
-        """The option of least regret of each other n, by regret."""
+        """For each other n, the option of least regret, sorted by regret."""
         return [o for o in at_best_rates(self.options) if o.cell.key != self.chosen.cell.key]
 
     def near(self) -> list[Option]:
-        """Settings that lose on average no more than ``NEAR`` to the chosen one, that one first."""
+        """Settings that lose at most ``NEAR`` on average to the chosen one, which comes first."""
         return [o for o in self.options if o.loss <= NEAR]
 
     @property
     def known(self) -> bool:
-        """Return whether one n is best with a probability of 95 %."""
+        """Return whether one n is best with probability 95 %."""
         return self.probability_of(self.chosen.cell) >= 0.95
 
     @property
     def undecided(self) -> tuple[Option, ...]:
-        """The chosen setting and the first other n, where the data do not decide between them; else nothing.
+        """The chosen setting and the first other n if the data do not decide between them; otherwise empty.
 
-        They do not where less than 80 % speaks for the chosen n and the interval of what the other loses holds 0.
+        The data do not decide if P(best) of the chosen n is below 80 % and the interval of the other's loss contains 0.
         """
         if self.probability_of(self.chosen.cell) >= DECIDED or not self.rivals:
             return ()
@@ -127,13 +127,13 @@ def decide(
     """Rank settings at one budget.
 
     Args:
-        whole: Draws of the reward expected, failures included, shape ``(draws, cells)``.
+        whole: Draws of the expected reward, failures included, shape ``(draws, cells)``.
         rewards: Draws of the reward of a run that does not fail, likewise.
         failing: Mean probability that a run fails, shape ``(cells,)``.
         reach: The budget over the compute of the last evaluation, shape ``(cells,)``.
         known: Which settings may be chosen, shape ``(cells,)``.
     """
-    # Of each draw, so that rounding makes none negative.
+    # Computed per draw, so that rounding makes no regret negative.
     regret = (whole.max(axis=1, keepdims=True) - whole).mean(axis=0)
     leads = np.bincount(whole.argmax(axis=1), minlength=len(cells)) / len(whole)
     first = _least(np.where(known, regret, np.inf), reach, cells)
@@ -168,7 +168,7 @@ def _least(regret: Array, reach: Array, cells: tuple[Setting, ...]) -> int:
 
 
 POINTS = 48
-"""Budgets of the path, uniform in logarithms."""
+"""Number of budgets on the path, uniform in logarithms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,10 +177,10 @@ class Change:
 
     Attributes:
         before: Index of the setting chosen below.
-        after: Index of the one chosen above.
+        after: Index of the setting chosen above.
         compute: Where the choice changes.
-        interval: 90 % interval of where the second overtakes the first for the last time; an end is None where more
-            than 5 % of the draws have no such compute on that side.
+        interval: 90 % interval of the compute at which the second overtakes the first for the last time. An end is None
+            if more than 5 % of the draws have no such compute on that side.
     """
 
     before: int
@@ -195,8 +195,8 @@ class DecisionPath:
 
     Attributes:
         compute: Budgets, shape ``(points,)``.
-        chosen: Index of the setting chosen at each, shape ``(points,)``.
-        probability_best: Of each setting, shape ``(points, cells)``.
+        chosen: Index of the setting chosen at each budget, shape ``(points,)``.
+        probability_best: For each setting, shape ``(points, cells)``.
         changes: Where the choice changes for good.
     """
 
@@ -216,7 +216,7 @@ def path_of(
     """The path between two budgets.
 
     Args:
-        whole: Draws of the rewards, failures included, at some budgets, shape ``(draws, cells, points)``.
+        whole: Returns draws of the rewards at given budgets, failures included, shape ``(draws, cells, points)``.
     """
     compute = np.geomspace(first, last, POINTS)
     decisions = [decide_at(float(c)) for c in compute]
@@ -228,7 +228,7 @@ def path_of(
         before, after = int(chosen[k]), int(chosen[k + 1])
         where = float(np.sqrt(compute[k] * compute[k + 1]))
         low, high = _overtakes(compute, rewards[:, after] - rewards[:, before])
-        # Means may change places where most draws have long done so.
+        # Means may cross when most draws have crossed long before.
         interval = (low and min(low, where), high and max(high, where))
         changes.append(Change(before=before, after=after, compute=where, interval=interval))
     share = np.array([[own[cell] for cell in cells] for own in shares])
@@ -236,7 +236,7 @@ def path_of(
 
 
 def _overtakes(compute: Array, lead: Array) -> tuple[float | None, float | None]:
-    """90 % interval of the compute from which the lead of each draw, shape ``(draws, points)``, stays above 0."""
+    """90 % interval of the compute from which each draw's lead, shape ``(draws, points)``, stays above 0."""
     ahead = lead > 0
     behind = ~ahead
     last_behind = ahead.shape[1] - 1 - behind[:, ::-1].argmax(axis=1)
@@ -247,9 +247,9 @@ def _overtakes(compute: Array, lead: Array) -> tuple[float | None, float | None]
 
 
 PRIOR = np.array([[-2.6, 0.0, 0.7], [1.0, 0.3, 1.0]])
-"""Mean and deviation of b_0, b_n and b_rate: about 7 % before the data, and more at higher rates."""
+"""Prior mean and standard deviation of b_0, b_n and b_rate: about 7 % before the data, and more at higher rates."""
 DEPARTURES = (0.3, 0.8, 1.6, 3.0)
-"""Grid of τ."""
+"""Grid for τ."""
 
 
 def failure_rates(
@@ -261,13 +261,14 @@ def failure_rates(
 
         logit P(fail) = b_0 + b_n·log2 n + b_rate·log2(rate over √B) + departure
 
-    with normal priors; departures are normal, their deviation τ drawn from a grid by the evidence of Laplace's
-    method. Settings that share nothing keep their own counts, and one failure of four is no rate of a quarter.
+    The priors are normal. Departures are normal; their deviation τ is drawn from a grid, weighted by the evidence from
+    Laplace's method. Settings that share nothing keep their own counts, and one failure in four runs does not make a
+    rate of a quarter.
 
     Args:
-        failed: Runs of each setting that failed, shape ``(settings,)``.
-        runs: All of its runs; 0 for a setting that was not run.
-        at: log2 n and log2 of the rate over √B of each setting, from their means, shape ``(settings, 2)``.
+        failed: Failed runs of each setting, shape ``(settings,)``.
+        runs: All runs of each setting; 0 for a setting that was not run.
+        at: log2 n and log2 of the rate over √B of each setting, relative to their means, shape ``(settings, 2)``.
     """
     count = len(runs)
     design = np.concatenate([np.ones((count, 1)), at, np.eye(count)], axis=1)
@@ -288,14 +289,14 @@ def failure_rates(
 def _mode(
     design: Array, failed: NDArray[np.int64], runs: NDArray[np.int64], mean: Array, precision: Array
 ) -> tuple[Array, Array, float]:
-    """Mode of the log-density by Newton's method, its curvature, and its value there."""
+    """Mode of the log-density by Newton's method, the curvature there, and its value there."""
     beta = mean.copy()
     for _ in range(50):
         rate = 1 / (1 + np.exp(-(design @ beta)))
         gradient = design.T @ (failed - runs * rate) - precision * (beta - mean)
         hessian = design.T @ (design * (runs * rate * (1 - rate))[:, None]) + np.diag(precision)
         step = np.linalg.solve(hessian, gradient)
-        # A full step overshoots where all runs of a setting failed.
+        # A full step overshoots if all runs of a setting failed.
         beta = beta + step / max(1.0, float(np.abs(step).max()) / 2)
         if np.abs(step).max() < 1e-10:
             break
@@ -305,24 +306,24 @@ def _mode(
 
 
 POWER = 2.8016
-"""Normal quantiles of 97.5 % and of 80 %, added: 1.96 + 0.84."""
+"""Sum of the normal quantiles at 97.5 % and at 80 %: 1.96 + 0.84."""
 MOST_SEEDS = 25
-"""Nobody runs more seeds of a setting than this."""
+"""More seeds per setting than this are impractical."""
 SEEDS = 16
-"""Draws of the noise of a measurement, over which its value is a mean."""
+"""Draws of a measurement's noise over which its value is averaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """Something that could be run.
+    """A possible run.
 
     Attributes:
-        kind: ``extend`` all runs of a setting, run another ``seed`` of it, or ``open`` one that was not run: another
-            n, or the chosen n at another learning rate.
+        kind: ``extend`` all runs of a setting, run another ``seed`` of it, or ``open`` one that was not run: another n,
+            or the chosen n at another learning rate.
         until: Compute that its runs would reach.
-        rollouts: What that costs, in the unit of the fit.
-        value: Expected fall of regret at the budget.
-        hours: What it costs in GPU-hours, where timings are known.
+        rollouts: Its cost, in the unit of the fit.
+        value: Expected reduction of regret at the budget.
+        hours: Its cost in GPU-hours, if timings are known.
     """
 
     kind: str
@@ -334,7 +335,7 @@ class Action:
 
     @property
     def rate(self) -> float:
-        """Expected fall of regret for each unit of compute."""
+        """Expected reduction of regret per unit of compute."""
         return self.value / self.rollouts
 
 
@@ -343,14 +344,14 @@ class Plan:
     """Ranked actions before a decision at one budget.
 
     Attributes:
-        regret: Expected loss of deciding now, against the best setting were that known.
-        chosen: What would be decided now.
-        actions: Sorted by expected fall of regret per unit of compute, the best first.
-        dominated: Settings that are best with less than 1 % and can be stopped.
-        pair: Settings to be told apart; None where there is one setting.
-        difference: Of their rewards, the root mean square over the draws.
-        seeds: Seeds of each, those that were run included, that would tell the two apart in four sweeps of five, were
-            they to differ by that; None where ``MOST_SEEDS`` would not.
+        regret: Expected loss of deciding now, relative to the best setting if that were known.
+        chosen: The setting that would be chosen now.
+        actions: Sorted by expected reduction of regret per unit of compute, the best first.
+        dominated: Settings with P(best) below 1 %, which can be stopped.
+        pair: Settings to tell apart; None if there is only one setting.
+        difference: Root mean square, over the draws, of the difference of their rewards.
+        seeds: Seeds of each, including those that were run, that would tell the two apart in four sweeps of five if
+            they differed by ``difference``; None if ``MOST_SEEDS`` would not suffice.
     """
 
     compute: float
@@ -365,26 +366,26 @@ class Plan:
 
     @property
     def done(self) -> bool:
-        """Whether no action is expected to gain what an evaluation resolves."""
+        """Whether no action is expected to gain as much as an evaluation resolves."""
         return all(action.value < TIE for action in self.actions)
 
 
 def value_of(rewards: Array, measured: Array, noise: Array, *, rng: np.random.Generator) -> float:
     """Expected gain of choosing after a measurement over choosing now.
 
-    The value of an action is that of the sample it gives (Raiffa and Schlaifer, 1961): the worth of the best choice
-    after it, less that of the best choice now. The rewards expected given the measurement are their regression on it
-    over the draws (Strong, Oakley, Brennan and Breeze, 2015), so nothing is fitted again.
+    This is the expected value of sample information (Raiffa and Schlaifer, 1961): the value of the best choice after
+    the measurement, less that of the best choice now. Expected rewards given the measurement come from regressing the
+    rewards on it over the draws (Strong, Oakley, Brennan and Breeze, 2015), so no refit is needed.
 
     Args:
         rewards: Draws of the reward of every setting at the budget, shape ``(draws, settings)``.
-        measured: Draws of what a measurement without noise would show, shape ``(draws,)``.
+        measured: Draws of the noiseless measurement, shape ``(draws,)``.
         noise: Standard deviation of the measurement in each draw, shape ``(draws,)``.
     """
     now = float(rewards.mean(axis=0).max())
     shown = measured + noise * rng.standard_normal((SEEDS, len(measured)))
     shown = (shown - shown.mean()) / max(float(shown.std()), 1e-12)
-    # A parabola: a reward that levels off is no line of an earlier one.
+    # A parabola: a reward that levels off is not linear in an earlier reward.
     basis = np.stack([np.ones_like(shown), shown, shown**2], axis=2).reshape(-1, 3)
     repeated = np.tile(rewards, (SEEDS, 1))
     solved, *_ = np.linalg.lstsq(basis, repeated, rcond=None)
@@ -392,7 +393,7 @@ def value_of(rewards: Array, measured: Array, noise: Array, *, rng: np.random.Ge
 
 
 def seeds_to_tell(difference: float, deviation: float) -> int | None:
-    """Seeds of each of two settings that tell them apart at 95 % with a power of 80 %.
+    """Seeds of each of two settings needed to tell them apart at 95 % with a power of 80 %.
 
         seeds = 2·((1.96 + 0.84)·σ / difference)²
 
@@ -409,32 +410,32 @@ def seeds_to_tell(difference: float, deviation: float) -> int | None:
 
 
 DRAWS = 200
-"""Draws whose mean is the fitted curve."""
+"""Draws averaged for the fitted curve."""
 AT_ONCE = 10**6
-"""Evaluations times draws whose curves are in memory at one time."""
+"""Most evaluations times draws whose curves are in memory at once."""
 LAST = 3
-"""Evaluations at the end of a run that are judged together."""
+"""Evaluations at the end of a run that are averaged to judge it."""
 MEAN_OF_LAST = 0.78
-"""Standard deviation of their mean, in those of one: evaluations with an autocorrelation of ½."""
+"""Ratio of the standard deviation of their mean to that of one: evaluations with an autocorrelation of ½."""
 FAR = 4.0
-"""Standard deviations from which on the end of a run is not that of its curve: of 10,000 ends one lies there."""
+"""A run's end misses its curve beyond this many standard deviations: one in 10,000 ends lies there."""
 LARGEST = 6.0
-"""Standard deviations of the largest residual from which on it is no noise."""
+"""The largest residual is not noise beyond this many standard deviations."""
 STRETCH = 5
-"""Evaluations in a row on one side of the curve from which on a stretch is judged."""
+"""A stretch on one side of the curve is judged from this many consecutive evaluations on."""
 LEAST = 0.02
-"""Reward below which a residual changes no decision, or this share of the gain of the run:"""
+"""A residual below this reward changes no decision, nor does one below this share of the run's gain:"""
 SHARE = 0.1
 WIDER = 2.5
-"""Noise about the curves over that among neighbours from which on the curves are not those of these runs."""
+"""The curves do not fit these runs if noise about the curves exceeds that among neighbours by this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
-    """A setting whose runs are not as its curve says.
+    """A setting whose runs disagree with its curve.
 
     Attributes:
-        evidence: What is off, as the end of a sentence that begins with the setting.
+        evidence: What is wrong, as the end of a sentence that begins with the setting.
     """
 
     cell: Setting
@@ -447,7 +448,7 @@ class Ending:
 
     Attributes:
         interval: Its 95 % interval over seeds and evaluations.
-        compute: Of the last evaluation.
+        compute: Compute of the last evaluation.
     """
 
     cell: Setting
@@ -457,7 +458,7 @@ class Ending:
 
 
 def misfits(fit: Posterior) -> tuple[Misfit, ...]:
-    """The settings whose own runs their curves miss, one of each."""
+    """The settings whose curves miss their own runs, with one misfit each."""
     runs, model = fit.model.runs, fit.model
     fitted, spread = _curves(fit)
     factor = scatter(runs)
@@ -477,7 +478,7 @@ def misfits(fit: Posterior) -> tuple[Misfit, ...]:
 
 
 def _curves(fit: Posterior) -> tuple[Array, Array]:
-    """Mean and standard deviation of the curves at the evaluations, a few draws at a time."""
+    """Mean and standard deviation of the curves at the evaluations, computed for a few draws at a time."""
     theta = fit.theta[:: max(1, len(fit.theta) // DRAWS)]
     first = fit.model.curves(theta[:1])[0]
     total, squares, some = np.zeros_like(first), np.zeros_like(first), max(1, AT_ONCE // first.size)
@@ -490,13 +491,13 @@ def _curves(fit: Posterior) -> tuple[Array, Array]:
 
 
 def _evidence(residual: Array, error: Array, uncertain: float, least: float) -> str:
-    """What is off in a run; empty where nothing is.
+    """What is wrong with a run; empty if nothing is.
 
     Args:
-        residual: Of each evaluation.
-        error: Standard deviation of its noise.
+        residual: Residual of each evaluation.
+        error: Standard deviation of each evaluation's noise.
         uncertain: Standard deviation of the curve at the last evaluation.
-        least: Reward below which nothing is off.
+        least: Residuals below this reward are ignored.
     """
     end = float(residual[-LAST:].mean())
     noise = MEAN_OF_LAST * float(np.sqrt((error[-LAST:] ** 2).mean()))
@@ -520,7 +521,7 @@ def _off(residual: float) -> str:
 
 
 def scatter(runs: Runs) -> float:
-    """Noise over the errors stated, from how evaluations differ from their neighbours; at least 1 where known."""
+    """Ratio of noise to stated errors, from differences between neighbours; at least 1 if errors are known."""
     several = [(k, own) for k, own in enumerate(runs.seen) if own.sum() >= OWN_SCATTER]
     units = [units_off(runs.compute[k, own], runs.reward[k, own], runs.error[k, own]) for k, own in several]
     # The median of the absolute value of a standard normal number is 0.6745.
@@ -542,7 +543,7 @@ def endings(fit: Posterior) -> tuple[Ending, ...]:
             errors.append(factor * MEAN_OF_LAST * float(runs.error[r, own][-LAST:].mean()))
             gains.append(abs(ends[-1] - float(runs.reward[r, 0])))
             last = max(last, float(runs.last[r]))
-        # Two seeds say little of how much seeds differ: what is assumed of them is the least.
+        # Two seeds reveal little about how much seeds differ, so the prior's value is a lower bound.
         between = max(float(np.std(ends, ddof=1)) if len(ends) > 1 else 0.0, assumed * float(np.mean(gains)))
         error = float(np.hypot(between, np.mean(errors)) / np.sqrt(len(ends)))
         mean = float(np.mean(ends))

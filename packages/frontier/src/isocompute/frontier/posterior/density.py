@@ -1,11 +1,11 @@
 """The log-density of a sweep, in two halves: the likelihood of its evaluations, and the prior of families of numbers.
 
-All that is done once for each evaluation and chain is in the likelihood, and nearly all of a fit's time. It runs over
-blocks of runs and chains so small that their intermediate results stay in the processor's cache, writes these where the
-last ones were, and keeps of each derivative, by what a run's curve is made of, its sum over a run. The equations are
+The likelihood holds all work per evaluation and chain, and takes nearly all of a fit's time. It runs over blocks of
+runs and chains that are small enough for their intermediate results to stay in the processor's cache. It reuses the
+memory of these results, and keeps each derivative, by curve parameter, only as its sum over a run. The equations are
 those of ``model.py``.
 
-A family of numbers shares a learned deviation: seeds, departures of single settings, what varies smoothly.
+A family of numbers shares a learned deviation: seeds, departures of single settings, smooth variation.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .runs import Runs, members
 
 Index = NDArray[np.int64]
 TURN = 0.3
-"""h: e-folds of compute over which a curve turns."""
+"""h: e-folds of compute over which a curve bends."""
 LOG_2 = float(np.log(2.0))
 LARGEST = 60.0
-"""Logarithm of w beyond which all of the gain is made."""
+"""Logarithm of w beyond which the whole gain is made."""
 
 
 def step_share(position: Array) -> Array:
-    """1 − 2^(−C/C_j), the share of the first step that is made, of log C − log C_j; 0 before training."""
+    """1 − 2^(−C/C_j), the share of the first step made at log C − log C_j; 0 before training."""
     return np.asarray(1.0 - np.exp(-LOG_2 * np.exp(np.minimum(position, LARGEST))))
 
 
 def bent(share: Array, slope: Array, position: Array, speed: Array, fall: Array) -> Array:
-    """A rise that goes on beyond a compute, or falls.
+    """A rise that continues beyond a compute, or falls.
 
     Args:
         share: The rise without a bend.
@@ -45,7 +45,7 @@ def bent(share: Array, slope: Array, position: Array, speed: Array, fall: Array)
     """
     scaled = np.maximum(position / TURN, -700.0)
     since = TURN * (np.maximum(scaled, 0.0) + np.log1p(np.exp(-np.abs(scaled))))
-    # Where all is lost a little more is no number.
+    # Clip before the exponential overflows: by then, all that can be lost is lost.
     worn = np.expm1(np.minimum(speed * since, LARGEST)) / speed
     left = np.exp(np.maximum(np.minimum(slope, 0.0) * worn / fall, -LARGEST))
     return np.asarray(np.where(slope < 0, share * (1.0 - fall + fall * left), share + slope * since))
@@ -54,11 +54,11 @@ def bent(share: Array, slope: Array, position: Array, speed: Array, fall: Array)
 def rise(position: Array, tail: Array) -> Array:
     """The share of the gain made at z = s·log(C/C_half), one family of curves for all forms.
 
-        rise = 1 − (1 + q·w)^(−1/q),   w = w_half·(C/C_half)^s,   w_half = (2^q − 1)/q
+        rise = 1 − (1 + q·w)^(−1/q), w = w_half·(C/C_half)^s, w_half = (2^q − 1)/q
 
-    (Burr's twelfth distribution; half of the gain is made at C_half whatever q and s are.) ``q = 1`` is ``hill`` with
-    B = s, ``q → 0`` and ``s = 1`` is ``exp``, ``s = 1`` is ``power`` with β = 1/q. So the form is a number to be
-    integrated over, not a choice to be made.
+    (Burr's twelfth distribution; half of the gain is made at C_half for any q and s.) ``q = 1`` is ``hill`` with B = s,
+    ``q → 0`` and ``s = 1`` is ``exp``, ``s = 1`` is ``power`` with β = 1/q. So the form is a number to integrate over,
+    not a choice.
 
     Args:
         position: z; minus infinity before training.
@@ -69,19 +69,19 @@ def rise(position: Array, tail: Array) -> Array:
 
 
 BLOCK = 65536
-"""Evaluations times chains of a block."""
+"""Evaluations times chains per block."""
 ROWS = 128
-"""Runs of a block at most: a sum over those of a bend costs as many multiplications as the block has bends."""
+"""Most runs per block: summing over the runs of a bend costs as many multiplications as the block has bends."""
 BUFFERS = 8
 BEFORE = -1e200
-"""Logarithm of the compute before training: times any steepness nothing is made, and times 0 it is 0."""
+"""Logarithm of compute before training: nothing is gained at any steepness, and times 0 it is 0."""
 
 
 class Numbers(NamedTuple):
-    """What the curves of all runs are made of, or derivatives by it.
+    """Parameters of all runs' curves, or derivatives with respect to them.
 
-    The first four are of each run, shape ``(chains, runs)``, the next two of each setting, shape ``(chains, cells)``,
-    the others of all together, shape ``(chains,)``.
+    The first four are per run, shape ``(chains, runs)``, the next two per setting, shape ``(chains, cells)``, and the
+    others shared by all, shape ``(chains,)``.
     """
 
     start: Array
@@ -103,10 +103,10 @@ class Block(NamedTuple):
     """Some of the runs, and the bends that they share: runs of a setting that were evaluated at the same compute.
 
     Attributes:
-        runs: Which they are.
-        bend: Index of each one's bend, shape ``(runs,)``.
+        runs: Slice of the runs.
+        bend: Index of each run's bend, shape ``(runs,)``.
         members: Membership of runs in bends, as ones and zeros, shape ``(bends, runs)``.
-        compute: Of each bend, shape ``(bends, points)``.
+        compute: Compute of each bend, shape ``(bends, points)``.
         log_compute: Its logarithm.
         cell: Index of each bend's setting, shape ``(bends,)``.
         of_cell: Membership of bends in settings, shape ``(bends, cells)``.
@@ -125,13 +125,13 @@ class Bends(NamedTuple):
     """The first step and the bend of some curves at their evaluations, each of shape ``(chains, bends, points)``.
 
     Attributes:
-        steps: Share of the first step that is not made.
+        steps: Share of the first step that is not made yet.
         turned: Derivative of ``since`` by log C, times h.
         since: v, in units of h.
         grown: exp(d·v).
-        kept: Of what may be lost.
-        rest: What the rise is multiplied by.
-        further: The share of the gain that is added to it.
+        kept: Remaining share of what may be lost.
+        rest: Factor of the rise.
+        further: Share of the gain added to the rise.
     """
 
     steps: Array
@@ -147,16 +147,16 @@ class Bends(NamedTuple):
 class Likelihood:
     """The likelihood of evaluations: normal, wider than their errors, autocorrelated within a run.
 
-    A residual in units of κ·e follows that of the evaluation before by φ, with innovations of variance 1 − φ².
+    A residual in units of κ·e is φ times the previous one plus an innovation of variance 1 − φ².
 
     Attributes:
-        compute: Shape ``(runs, points)``; 0 where nothing was seen.
+        compute: Shape ``(runs, points)``; 0 for missing evaluations.
         log_compute: Its logarithm, finite before training.
-        reward: Measured.
-        weight: 1/e; 0 where nothing was seen.
-        seen: None where all was.
+        reward: Measured reward.
+        weight: 1/e; 0 for missing evaluations.
+        seen: None if no evaluation is missing.
         cell: Index of each run's setting, shape ``(runs,)``.
-        count: Evaluations, and those of them that follow another.
+        count: Number of evaluations, and of those that follow another.
     """
 
     compute: Array
@@ -170,7 +170,7 @@ class Likelihood:
 
     @classmethod
     def of(cls, runs: Runs) -> Likelihood:
-        """That of some runs."""
+        """The likelihood of the given runs."""
         seen = runs.seen
         started = seen & (runs.compute > 0)
         return cls(
@@ -184,7 +184,7 @@ class Likelihood:
         )
 
     def blocks(self, rows: int) -> list[Block]:
-        """The runs in blocks of so many."""
+        """The runs in blocks of this size."""
         if rows not in self._blocks:
             starts = range(0, len(self.cell), rows)
             self._blocks[rows] = [self._block_of(slice(first, first + rows)) for first in starts]
@@ -223,7 +223,7 @@ class Likelihood:
         return self._gathered(at, sums, squares, settings, whole)
 
     def _bends(self, at: Numbers, block: Block) -> Bends:
-        """Where the curves of a block step and bend."""
+        """The steps and bends of a block's curves."""
         slope, onset = (each[:, block.cell, None] for each in (at.slope, at.onset))
         when, speed, fall = (each[:, None, None] for each in (at.when, at.speed, at.fall))
         steps = np.exp(block.compute * (-LOG_2 * np.exp(-when)))
@@ -239,19 +239,20 @@ class Likelihood:
         """Sums over the evaluations of some runs, for some chains.
 
         Args:
-            room: Shape ``(BUFFERS, chains, runs, points)``; nothing is read from it.
-            sums: Written, shape ``(5, chains, runs)``.
-            squares: Of first and of later innovations, and these times φ and the residual before; written.
+            room: Work space, shape ``(BUFFERS, chains, runs, points)``; its content is ignored.
+            sums: Output, shape ``(5, chains, runs)``.
+            squares: Output: sums of squares of the first and of the later innovations, and the sum of the later ones
+                times φ times the previous residual.
 
         Returns:
             Sums over the runs of each bend, shape ``(3, chains, bends, points)``: of the derivative by rewards, of that
-            by the share of the gain, and of this times the rise.
+            by the share of the gain, and of the latter times the rise.
         """
         runs = block.runs
         start, gain, shape, timing = (each[:, runs, None] for each in at[:4])
         tail, height, phi = (each[:, None, None] for each in (at.tail, at.height, at.phi))
         made, logarithm, left, share, rest, value, residual, spare = room
-        # The rise: ``made`` is q times its derivative by z over what is ``left`` of it.
+        # The rise: ``made`` is q times its derivative by z, over what is ``left`` of it.
         half = np.log(np.expm1(tail * LOG_2))
         np.multiply(self.log_compute[runs], shape, out=made)
         made += half - shape * timing
@@ -272,7 +273,8 @@ class Likelihood:
         np.multiply(value, gain, out=spare)
         residual -= spare
         residual *= self.weight[runs]
-        # Innovations: a residual less φ times the one before; all runs in a row, then the first of each alone.
+        # Innovations: a residual less φ times the previous one, first for all runs in a row, then the first of each
+        # run.
         shocks, before, flat = spare, np.empty_like(spare), (len(residual), -1)
         np.multiply(residual, phi, out=before)
         np.subtract(residual.reshape(flat)[:, 1:], before.reshape(flat)[:, :-1], out=shocks.reshape(flat)[:, 1:])
@@ -281,11 +283,11 @@ class Likelihood:
             shocks *= self.seen[runs]
         squares[0] = shocks[:, :, 0] ** 2
         _dot(shocks, shocks, squares[1])
-        # Σ e·r, of all evaluations, is that of the first, of the later shocks, and φ·Σ e·r_before.
+        # With innovations e and residuals r, Σ e·r is Σ e² of the first and of the later ones, plus φ·Σ e·r_before.
         _dot(shocks, residual, squares[2])
         squares[2] -= squares[1]
         squares[1] -= squares[0]
-        # The derivative by rewards, but for 1/(κ²·(1 − φ²)).
+        # The derivative by rewards, without the factor 1/(κ²·(1 − φ²)).
         by_reward = residual
         shocks[:, :, 0] = 0.0
         np.multiply(shocks, phi, out=before)
@@ -310,9 +312,9 @@ class Likelihood:
         """Add the derivatives by the first step and the bend.
 
         Args:
-            by: As ``_curves`` returns it.
-            settings: By e and w, shape ``(2, chains, cells)``.
-            whole: By j, log C_j, d and f, shape ``(4, chains)``.
+            by: As returned by ``_curves``.
+            settings: Derivatives by e and w, shape ``(2, chains, cells)``.
+            whole: Derivatives by j, log C_j, d and f, shape ``(4, chains)``.
         """
         by_reward, by_share, by_rise = by
         slope = at.slope[:, block.cell]
@@ -374,7 +376,7 @@ def _dot(one: Array, other: Array, out: Array) -> None:
 
 
 DEPARTURE_DEGREES, SEED_DEGREES = 4.0, 6.0
-"""Of freedom of Student's t, of single settings and of seeds."""
+"""Degrees of freedom of Student's t, for single settings and for seeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,26 +384,27 @@ class Priors:
     """Medians of what is learned from all runs together; a deviation is known to a factor, given as its logarithm.
 
     Attributes:
-        seed_amplitude: Standard deviation of seeds, as a share of the gain. With one seed per setting the data say
-            nothing of it, and this decides.
+        seed_amplitude: Standard deviation of seeds, as a share of the gain. With one seed per setting, the data do not
+            determine it, and this prior decides.
         seed_factor: Logarithm of the factor to which it is known.
         seed_timing: Standard deviation of seeds in the logarithm of compute.
-        smooth: Of the Gaussian process: of the amplitude's logit, and of the logarithm of the half compute.
-        departure: Of single cells, likewise.
-        departure_factor: Logarithm of the factor to which it is known.
-        shape: Of single cells' s, in logarithms.
-        bend: Of single cells' e.
-        growth: Of e, of all cells.
-        rising: What a curve of the one in ten that grow fast gains more, as a share of its gain per e-fold of compute,
-            for each standard deviation beyond: two out a third in all, as a curve does that has grown with log C for
-            three e-folds.
-        falling: What one of the one in ten that fall loses, likewise. Of ScaleRL's five recipes in Figure 2 one falls;
-            of the runs of this project's panel about 3 of 200 lose a third of their gain from half of their compute on.
-        base_level: Of base models, where there are several: of the amplitude's logit, and of the logarithm of the half
+        smooth: Standard deviations of the Gaussian process: of the amplitude's logit, and of the logarithm of the half
             compute.
-        base_slope: Of how base models differ per octave of n, B_p and rate, likewise.
-        base_departure: Of single settings of single base models, likewise.
-        wide: Logarithm of the factor of ``smooth``, ``seed_timing`` and those of base models.
+        departure: The same for departures of single cells.
+        departure_factor: Logarithm of the factor to which it is known.
+        shape: Standard deviation of single cells' log s.
+        bend: Standard deviation of single cells' e.
+        growth: Median of e over all cells.
+        rising: Additional growth of the one curve in ten that grows fast, as a share of its gain per e-fold of compute,
+            for each standard deviation beyond the threshold. At two standard deviations it is a third in all, like a
+            curve that has grown with log C for three e-folds.
+        falling: Loss of the one curve in ten that falls, likewise. One of ScaleRL's five recipes in Figure 2 falls;
+            about 3 of 200 runs in this project's panel lose a third of their gain from half of their compute on.
+        base_level: Standard deviations between base models, if there are several: of the amplitude's logit, and of the
+            logarithm of the half compute.
+        base_slope: The same for differences between base models per octave of n, B_p and rate.
+        base_departure: The same for single settings of single base models.
+        wide: Logarithm of the factor to which ``smooth``, ``seed_timing`` and the deviations of base models are known.
     """
 
     seed_amplitude: float = 0.06
@@ -426,11 +429,11 @@ class Family:
     """Numbers that share a deviation: ``median · k``, with ``k = exp(factor · h)`` and h standard normal.
 
     Attributes:
-        median: Of the deviation, shape ``(rows,)``.
+        median: Median of the deviation, shape ``(rows,)``.
         factor: Logarithm of the factor to which it is known, shape ``(rows,)``.
-        centred: The numbers are sampled in units of ``k`` to the power of one minus this: 1 where the data say much
-            of each, 0 where they say little.
-        degrees: Of freedom of Student's t; infinite for a normal distribution.
+        centred: The numbers are sampled in units of ``k`` to the power of one minus this: 1 if the data determine each
+            number well, 0 if they do not.
+        degrees: Degrees of freedom of Student's t; infinite for a normal distribution.
     """
 
     median: Array
@@ -440,7 +443,7 @@ class Family:
 
 
 def families(prior: Priors, *, slopes: int, bases: bool) -> dict[str, Family]:
-    """The numbers of a sweep whose deviation is learned; ``slopes`` are axes along which base models may differ."""
+    """The numbers of a sweep with a learned deviation; base models may differ along ``slopes`` axes."""
     known, wide = np.full(2, prior.departure_factor), np.full(2, prior.wide)
     seeds = np.array([prior.seed_amplitude, prior.seed_timing])
     seed_factor = np.array([prior.seed_factor, prior.wide])
@@ -462,8 +465,8 @@ class Scaled(NamedTuple):
     """Numbers in their own unit.
 
     Attributes:
-        values: Of each family, shape ``(chains, rows, members)``.
-        unit: What 1 in the vector is in it, of all families, shape ``(chains, numbers)``.
+        values: By family, shape ``(chains, rows, members)``.
+        unit: Value of 1 in the vector, for all families, shape ``(chains, numbers)``.
         whole: All numbers, likewise.
     """
 
@@ -474,10 +477,10 @@ class Scaled(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Families:
-    """All numbers of a sweep whose deviations are learned, as one array: in their own unit, and their prior.
+    """All numbers of a sweep with learned deviations, as one array: in their own unit, and their prior.
 
     Attributes:
-        parts: Part of each one's numbers in the vector, and under ``_sd`` of its deviations.
+        parts: Each family's part of the vector for its numbers and, under ``_sd``, for its deviations.
     """
 
     families: dict[str, Family]
@@ -485,12 +488,12 @@ class Families:
 
     @cached_property
     def deviations(self) -> Index:
-        """Indices of the deviations of all families, one for each row, shape ``(rows,)``."""
+        """Indices of all families' deviations, one per row, shape ``(rows,)``."""
         return np.asarray(np.r_[tuple(self.parts[name + "_sd"] for name in self.families)])
 
     @cached_property
     def numbers(self) -> Index:
-        """Indices of the numbers of all families, shape ``(numbers,)``."""
+        """Indices of all families' numbers, shape ``(numbers,)``."""
         return np.asarray(np.r_[tuple(self.parts[name] for name in self.families)])
 
     @cached_property
@@ -500,7 +503,7 @@ class Families:
 
     @cached_property
     def own(self) -> dict[str, slice]:
-        """Part of each family in all ``numbers``."""
+        """Each family's part of all ``numbers``."""
         ends = np.cumsum(self._counts).tolist()
         return {name: slice(end - many, end) for name, many, end in zip(self.families, self._counts, ends, strict=True)}
 
@@ -517,7 +520,7 @@ class Families:
 
     @cached_property
     def _powers(self) -> tuple[Array, Array]:
-        """Of e, per h: what the numbers in the vector are a multiple of, and the rest of their unit, by rows."""
+        """Exponents per h, by row: of the scale of the numbers in the vector, and of the rest of their unit."""
         families = self.families.values()
         return (
             np.concatenate([family.centred * family.factor for family in families]),
@@ -533,12 +536,12 @@ class Families:
 
     @cached_property
     def _first(self) -> Index:
-        """Where each row begins among the numbers, shape ``(rows,)``."""
+        """First number of each row, shape ``(rows,)``."""
         return np.flatnonzero(np.diff(self._row, prepend=-1))
 
     @cached_property
     def _members(self) -> Array:
-        """Numbers of each row, shape ``(rows,)``."""
+        """Number of members in each row, shape ``(rows,)``."""
         return np.bincount(self._row).astype(np.float64)
 
     def scaled(self, theta: Array) -> Scaled:
@@ -548,21 +551,21 @@ class Families:
         return Scaled({name: self._rows(whole, name) for name in self.families}, unit, whole)
 
     def deviation(self, theta: Array, name: str) -> Array:
-        """Standard deviations (of the Student-t ones their scale) of a family, shape ``(chains, rows)``."""
+        """Standard deviations of a family (scales for Student's t), shape ``(chains, rows)``."""
         family = self.families[name]
         return np.asarray(family.median * np.exp(family.factor * theta[:, self.parts[name + "_sd"]]))
 
     def back(self, by_value: dict[str, Array], scaled: Scaled, gradient: Array) -> None:
-        """Write the gradient by the vector, from that by the numbers in their own unit."""
+        """Write the gradient by the vector, given the gradient by the numbers in their own unit."""
         by_all = np.concatenate([by_value[name].reshape(len(gradient), -1) for name in self.families], axis=1)
         gradient[:, self.numbers] = by_all * scaled.unit
         gradient[:, self.deviations] = self._powers[1] * self._sums(by_all * scaled.whole)
 
     def prior(self, theta: Array, gradient: Array) -> Array:
-        """Logarithm of the prior density of the numbers, shape ``(chains,)``, given their deviations.
+        """Log prior density of the numbers given their deviations, shape ``(chains,)``.
 
         Args:
-            gradient: By the vector; its numbers are written, and what deviations add to it is added.
+            gradient: By the vector. The part of the numbers is overwritten, that of the deviations is added to.
         """
         power = self._powers[0] * _taken(theta, self.deviations)
         narrow = _taken(np.exp(-power), self._row)
@@ -586,5 +589,5 @@ class Families:
 
 
 def _taken(columns: Array, which: Index) -> Array:
-    """Some columns, contiguous by rows: an index would leave them contiguous by columns, and what follows slow."""
+    """Select columns in row-major order: indexing would return them column-major and slow down what follows."""
     return np.take(columns, which, axis=1)

@@ -1,7 +1,7 @@
-"""The health of each run of a sweep, judged before the fit: what is unusual about it, on what evidence.
+"""The health of each run of a sweep, judged before the fit: what is unusual about it, and the evidence.
 
-Every judgement is relative: to the noise of evaluations, and to the gain of the sweep's other runs by the same compute.
-Where no run gained, none failed.
+Every judgement is relative to the noise of evaluations, and to the gain of the sweep's other runs by the same compute.
+If no run gained, none failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .siblings import SIGNIFICANT, Level, Siblings, View, other_scale, view
 
 
 class Kind(StrEnum):
-    """A kind of run; a run may be of several."""
+    """A kind of run; a run may be of several kinds."""
 
     TRAINED = "trained"
     NEVER_TOOK_OFF = "never took off"
@@ -38,19 +38,19 @@ FAILED = (Kind.NEVER_TOOK_OFF, Kind.COLLAPSED)
 
 
 UNMOVED = 0.1
-"""Share of the others' gain below which a run has not taken off, however sure its gain is."""
+"""A run has not taken off below this share of the others' gain, however significant its own gain is."""
 HALF = 0.5
-"""Share of its gain, or of the reward before training where there was no gain, that a run has lost to its end when it
-collapsed. A run that overtrains loses less."""
+"""A collapsed run has lost this share of its gain at its end, or of the reward before training if there was no gain. A
+run that overtrains loses less."""
 FALLEN = 2
-"""Evaluations that a collapse is seen in; a single low one at the end may be a bad evaluation."""
+"""Evaluations needed to see a collapse; a single low one at the end may be a bad evaluation."""
 EARLY = 0.9
-"""Share of the planned compute before which an end is early: budgets are whole batches."""
+"""A run ended early before this share of the planned compute: budgets are whole batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A kind of a run, and the evidence in numbers."""
+    """One kind that a run is of, with the evidence in numbers."""
 
     kind: Kind
     evidence: str
@@ -58,7 +58,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The judgement of a run.
+    """The judgement on a run.
 
     Attributes:
         findings: One or more.
@@ -74,7 +74,7 @@ class Health:
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        """All that it is."""
+        """All kinds that the run is of."""
         return frozenset(f.kind for f in self.findings)
 
     @property
@@ -94,9 +94,9 @@ class Health:
 
 
 def judge(runs: Sequence[Run], *, unit: str = "rollouts") -> tuple[Health, ...]:
-    """Judge every run of a sweep, in their order."""
+    """Judge every run of a sweep, in order."""
     found: dict[int, Health] = {}
-    # Runs of another base model start elsewhere and gain otherwise.
+    # Runs of another base model start and gain differently.
     for base in dict.fromkeys(run.base for run in runs):
         own = [k for k, run in enumerate(runs) if run.base == base]
         found.update(zip(own, _judge_together([runs[k] for k in own], unit), strict=True))
@@ -137,7 +137,7 @@ def _outcome(own: View, start: Level, usual: float | None, unit: str) -> Finding
         evidence = f"{before} fell to {own.mean(low).reward:.3f} by {last}"
         return Finding(kind=Kind.COLLAPSED, evidence=evidence)
     said = f"from {start.reward:.3f} to {own.reward[-1]:.3f} by {last}"
-    # A run whose first evaluation comes late may have made its gain before, and one of great noise may have gained.
+    # A run may have gained before a late first evaluation, or behind large noise.
     most = end.reward - start.reward + SIGNIFICANT / 2 * float(np.hypot(end.error, start.error))
     if not rose and usual is not None and most < HALF * usual:
         evidence = f"went {said}, where others had gained {usual:.3f}"
@@ -146,7 +146,7 @@ def _outcome(own: View, start: Level, usual: float | None, unit: str) -> Finding
 
 
 def _health(own: View, others: Siblings, outcome: Finding, odd: tuple[int, ...], unit: str) -> Health:
-    """All findings of a run, the outcome first."""
+    """All findings on a run, the outcome first."""
     run, planned = own.run, others.planned_end(own)
     further = [_end(run, planned, unit), _spiky(run, odd, unit), _missing(others.missing_points(own), unit)]
     if len(run.compute) > POINTS:
@@ -190,12 +190,12 @@ def _at(compute: float, unit: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """Counts of the runs of one cell.
+    """Counts of one cell's runs.
 
     Attributes:
         failed: Runs that never took off or collapsed.
-        runs: All that are counted: those that failed and those in the curves.
-        reward: Mean reward that failed runs ended at; None where none failed.
+        runs: All counted runs: those that failed and those in the curves.
+        reward: Mean reward at which failed runs ended; None if none failed.
     """
 
     failed: int
@@ -205,13 +205,13 @@ class Failures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A sweep ready to be fitted.
+    """A sweep ready to fit.
 
     Attributes:
         runs: The healthy curves.
-        health: Of each run, in the order in which they were given.
-        failures: Of every cell that was run, with a curve or without.
-        notes: Sentences on what is not as a reader of the table would expect.
+        health: Health of each run, in the given order.
+        failures: For every cell that was run, with a curve or without.
+        notes: Sentences on what a reader of the table would not expect.
     """
 
     runs: Runs
@@ -221,10 +221,10 @@ class Prepared:
 
 
 def prepare(runs: Sequence[Run], *, unit: str = "rollouts") -> Prepared:
-    """Judge the runs of a sweep and make the arrays of those that are fitted.
+    """Judge the runs of a sweep, and make the arrays of those to fit.
 
     Raises:
-        FrontierError: There is no run, or none that is healthy.
+        FrontierError: There is no run, or no healthy run.
     """
     if not runs:
         raise FrontierError("there is no run to fit: the table has no evaluation")
@@ -239,21 +239,21 @@ def prepare(runs: Sequence[Run], *, unit: str = "rollouts") -> Prepared:
 
 
 def _as_fitted(run: Run, health: Health) -> Run:
-    """A healthy run with wide errors at its spikes, in at most 50 points."""
+    """A healthy run with wide errors at its spikes, reduced to at most 50 points."""
     if Kind.DENSE in health.kinds:
         return binned(run.without(health.spikes))
     return _widened(run, health.spikes) if health.spikes else run
 
 
 def _widened(run: Run, where: Sequence[int]) -> Run:
-    """The run with errors as wide at some evaluations as those are off the line through the others."""
+    """The run with errors at some evaluations widened to their distance from the line through the others."""
     good = np.ones(len(run.compute), dtype=np.bool_)
     good[list(where)] = False
     expected = np.interp(run.compute, run.compute[good], run.reward[good])
     wide = np.where(good, run.error, np.maximum(run.error, np.abs(run.reward - expected)))
     trials = run.trials
     if trials is not None:
-        # A share has at most the error of one response, so that of a spike is that or less.
+        # A share's error is at most that of one response, so a spike's error is limited to that.
         few = np.clip(expected * (1 - expected) / wide**2, 1.0, trials)
         trials = np.where(good, trials, few)
     return replace(run, error=wide, trials=trials)
@@ -293,14 +293,15 @@ def _notes(runs: Sequence[Run], health: Sequence[Health], failures: Mapping[Sett
 
 
 def luck_of(runs: Sequence[Run], fitted: Posterior, *, rng: np.random.Generator) -> Array | None:
-    """Draws of what other questions would add to level and gain of each setting, shape ``(draws, 2, cells)``.
+    """Draws of the change in each setting's level and gain with other questions, shape ``(draws, 2, cells)``.
 
-    All evaluations of a sweep ask the same questions, so their luck moves every curve, and two curves alike as far as
-    both find the same questions easy. Each question contributes, per setting, to the level and to the gain; the
-    covariance of these over questions, less what sampling responses adds to it, is that of the means.
+    All evaluations of a sweep ask the same questions, so the choice of questions moves every curve. It moves two curves
+    alike to the extent that both find the same questions easy. Each question contributes, per setting, to the level and
+    to the gain. The covariance of these contributions over questions, less the part from sampling responses, gives that
+    of the means.
 
     Returns:
-        None where the answers to each question are not known, or where base models have their own.
+        None if the answers to each question are unknown, or if base models have their own.
     """
     cells = fitted.model.runs.cells
     used = [run for run in runs if run.cell in cells]
@@ -316,7 +317,7 @@ def luck_of(runs: Sequence[Run], fitted: Posterior, *, rng: np.random.Generator)
         weighted = basis * error[:, None] ** -2
         solve = np.linalg.pinv(basis.T @ weighted, rcond=1e-9, hermitian=True) @ weighted.T
         parts.append(solve @ answers)
-        # Of one question, whose mean over questions has the standard error.
+        # The variance for one question; the mean over questions has the standard error.
         sampled.append((solve * error**2 * answers.shape[1]) @ solve.T)
     every = np.concatenate(parts)
     covariance = (np.cov(every) - block_diag(*sampled)) / every.shape[1]

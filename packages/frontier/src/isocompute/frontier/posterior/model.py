@@ -3,25 +3,26 @@
 For run r of cell c (one n, B_p and learning rate) from base model b, evaluated at compute C with standard error e:
 
     reward = R0_b + j·(1 − 2^(−C/C_j)) + (1 − R0_b)·σ(a_bc)·(1 + α_r)·bent(rise(s_c·(log C − t_bc − δ_r), q)) + noise
-    bent(rise) = rise + e_c·v  where e_c > 0,  rise·(1 − f + f·exp(e_c/f·(exp(d·v) − 1)/d))  where e_c < 0
-    v = h·log(1 + exp((log C − w_c)/h)), the e-folds of compute since exp(w_c)
+        bent(rise) = rise + e_c·v where e_c > 0, rise·(1 − f + f·exp(e_c/f·(exp(d·v) − 1)/d)) where e_c < 0 v = h·log(1
+        + exp((log C − w_c)/h)), the e-folds of compute since exp(w_c)
 
-* ``a`` (amplitude) and ``t`` (logarithm of the compute of half the gain) are each a line in log2 n and log2 B_p, a
-  parabola in log2 of the learning rate over √B whose top may move with n, a Gaussian process over all three, and a
-  departure of the single cell, Student-t with 4 degrees of freedom.
-* ``j`` is a step that all runs take first, such as to the answer's format; the rise may come late and sudden (large s).
-* About a compute exp(w) the curve bends: it gains a share e with every e-fold of compute (growth without end, a second
-  rise), or falls (overfitting) to 1 − f of the rise, first by a share −e with every e-fold where d → 0, or with every
-  exp(w) of compute where d is 1. Where w lies beyond the data nothing is known of e but its prior, and intervals grow
+* ``a`` (amplitude) and ``t`` (logarithm of the compute of half the gain) each have four parts: a line in log2 n and
+  log2 B_p, a parabola in log2 of the learning rate over √B whose top may move with n, a Gaussian process over all
+  three, and a departure of the single cell, Student-t with 4 degrees of freedom.
+* ``j`` is a step that all runs take first, such as learning the answer's format; the rise may come late and suddenly
+  (large s).
+* Around a compute of exp(w) the curve bends. It gains a share e with every e-fold of compute (growth without end, a
+  second rise), or falls (overfitting) to 1 − f of the rise. It falls at first by a share −e: with every e-fold if d →
+  0, with every exp(w) of compute if d is 1. If w lies beyond the data, only the prior of e is known, and intervals grow
   with the distance. ``e`` and ``w`` are each a line in log2 n; single cells depart in e.
-* Where there are several base models (or draws of a problem set), each shifts and tilts both, and departs from that at
-  single cells: normal, with deviations that are learned.
+* If there are several base models (or draws of a problem set), each shifts and tilts both ``a`` and ``t``, and departs
+  from that at single cells: normal, with learned deviations.
 * ``α`` and ``δ`` are the seeds: Student-t with 6 degrees of freedom, in amplitude (a share of the gain) and timing.
-* noise has the standard deviation κ·e and the autocorrelation φ from one evaluation of a run to the next.
+* noise has the standard deviation κ·e and the autocorrelation φ between consecutive evaluations of a run.
 
-Everything is written in numbers that are standard normal or Student-t before the data (non-centred), so a sampler needs
-no constraint. Every function takes a stack of such vectors, whose first axis is the chains: a step costs mostly numpy's
-calls, so chains share them, and so do all families of numbers.
+All numbers are standard normal or Student-t before the data (non-centred), so a sampler needs no constraints. Every
+function takes a stack of such vectors, with the chains as the first axis. A step costs mostly the overhead of numpy
+calls, which chains and families of numbers therefore share.
 """
 
 from __future__ import annotations
@@ -39,31 +40,33 @@ from .density import Families, Family, Likelihood, Numbers, Priors, Scaled, bent
 from .runs import Curves, Runs, Setting, members
 
 TAIL = (-2.0, 1.5)
-"""Mean and standard deviation of log q: a curve may be an exponential, where q is 0, as well as a power."""
+"""Mean and standard deviation of log q: a curve may be an exponential, with q = 0, or a power."""
 STEEPNESS = (0.1, 0.4)
-"""Of log s = mean + deviation·sinh(x), x standard normal: most curves rise over decades, a few within a doubling."""
+"""Mean and deviation in log s = mean + deviation·sinh(x), x standard normal: most curves rise over decades, a few
+within a doubling."""
 STEP = (0.02, 0.7)
 """Standard deviations of j, and of the logarithm of C_j about that of the first evaluation."""
 BEND = (0.03, 0.004)
-"""Of e = first·sinh(x) at the middle n, x standard normal, and of what an octave of n adds."""
+"""Scale in e = scale·sinh(x) at the middle n, x standard normal; and standard deviation of the change per octave of
+n."""
 RARE = (1.3, 0.15)
-"""How many standard deviations out e is that of the one curve in ten that falls, or of the one that grows fast; and how
+"""Standard deviations of e beyond which the one curve in ten that falls lies, or the one that grows fast; and how
 sharply that sets in."""
 ONSET = (1.2, 0.2)
-"""Of w about the logarithm of the largest compute measured, and of what an octave of n adds."""
+"""Standard deviations of w about the logarithm of the largest compute measured, and of its change per octave of n."""
 FALL = 1.5
-"""Of the logits of d and f, which are ½ in the median."""
+"""Standard deviation of the logits of d and f, whose medians are ½."""
 LENGTHS = (2.5, 2.5, 2.0)
-"""Octaves of n, B_p and rate over which the Gaussian process forgets: correlation exp(−½) at this distance."""
+"""Length scales of the Gaussian process in octaves of n, B_p and rate: correlation exp(−½) at this distance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The density of the numbers behind a sweep.
+    """The density of the numbers that describe a sweep.
 
     Attributes:
         runs: The data.
-        priors: What is expected before them.
+        priors: Expectations before the data.
     """
 
     runs: Runs
@@ -81,17 +84,17 @@ class Model:
 
     @cached_property
     def rates(self) -> bool:
-        """Return whether some n and B_p was run at several rates; else rate and n are one axis."""
+        """Return whether some n and B_p was run at several rates; otherwise rate and n are one axis."""
         settings = [(c.rollouts_per_problem, c.problems_per_batch) for c in self.runs.cells if c.learning_rate]
         return len(set(settings)) < len(settings)
 
     @cached_property
     def features(self) -> tuple[Array, Array]:
-        """As of ``features_at``, of the cells."""
+        """``features_at`` for the cells."""
         return self.features_at(self.at)
 
     def features_at(self, at: Array) -> tuple[Array, Array]:
-        """Columns of the line and the parabola, and mean and deviation of the prior of their coefficients.
+        """Columns of the line and the parabola, and prior mean and deviation of their coefficients.
 
         Args:
             at: Coordinates of settings, shape ``(settings, 3)``.
@@ -109,11 +112,11 @@ class Model:
 
     @cached_property
     def root(self) -> Array:
-        """Lower root of the correlations of the cells, shape ``(cells, cells)``."""
+        """Lower Cholesky root of the cells' correlations, shape ``(cells, cells)``."""
         return np.asarray(np.linalg.cholesky(self.correlations(self.at) + 1e-6 * np.eye(len(self.at))))
 
     def correlations(self, at: Array) -> Array:
-        """Of the Gaussian process between the cells and other settings, shape ``(cells, settings)``."""
+        """Correlations of the Gaussian process between the cells and other settings, shape ``(cells, settings)``."""
         used = np.array([1.0, 1.0, float(self.rates)])
         distance = ((self.at * used)[:, None] - (at * used)[None]) / np.array(LENGTHS)
         return np.asarray(np.exp(-0.5 * (distance**2).sum(axis=2)))
@@ -125,7 +128,7 @@ class Model:
 
     @cached_property
     def tilts(self) -> Array:
-        """Those of the cells."""
+        """``tilts_at`` for the cells."""
         return self.tilts_at(self.at)
 
     def tilts_at(self, at: Array) -> Array:
@@ -136,7 +139,7 @@ class Model:
 
     @cached_property
     def parts(self) -> dict[str, slice]:
-        """Part of each kind of number in a vector."""
+        """Part of the vector for each kind of number."""
         cells, bases, columns = len(self.runs.cells), len(self.runs.bases), self.features[0].shape[1]
         members = {
             "smooth": cells,
@@ -166,25 +169,25 @@ class Model:
 
     @cached_property
     def size(self) -> int:
-        """Numbers in a vector."""
+        """Length of a vector."""
         return max(int(part.stop) for part in self.parts.values())
 
     @cached_property
     def free(self) -> Mask:
-        """All but the deviations, shape ``(size,)``."""
+        """Mask of all numbers except the deviations, shape ``(size,)``."""
         found = np.ones(self.size, dtype=np.bool_)
         found[self._families.deviations] = False
         return found
 
     @cached_property
     def apart(self) -> NDArray[np.int64]:
-        """Indices of the seed's amplitude and timing of each run, independent given all else, shape ``(runs, 2)``."""
+        """Indices of each run's seed amplitude and timing, independent given all else, shape ``(runs, 2)``."""
         part = self.parts["seeds"]
         return np.arange(part.start, part.stop).reshape(2, -1).T
 
     @cached_property
     def middle(self) -> float:
-        """Logarithm of a compute at which half of the gain may be made, before the data are seen."""
+        """Logarithm of a plausible compute for half of the gain, before the data are seen."""
         return float(np.log(self._positive).mean())
 
     @cached_property
@@ -194,7 +197,7 @@ class Model:
 
     @cached_property
     def _first(self) -> Array:
-        """A reward that the runs of each base model begin near, shape ``(bases,)``."""
+        """A reward near the start of each base model's runs, shape ``(bases,)``."""
         first = self.runs.reward[:, 0] @ self._of_base / self._of_base.sum(axis=0)
         return np.asarray(np.clip(first, 0.002, 0.95))
 
@@ -205,7 +208,7 @@ class Model:
 
     @cached_property
     def families(self) -> dict[str, Family]:
-        """The numbers whose deviation is learned."""
+        """The numbers with a learned deviation."""
         return families(self.priors, slopes=self.tilts.shape[1] - 1, bases=len(self.runs.bases) > 1)
 
     @cached_property
@@ -217,11 +220,11 @@ class Model:
         return self._families.scaled(theta).values[name]
 
     def deviation(self, theta: Array, name: str) -> Array:
-        """Standard deviations (of the Student-t ones their scale) of a family, shape ``(chains, rows)``."""
+        """Standard deviations of a family (scales for Student's t), shape ``(chains, rows)``."""
         return self._families.deviation(theta, name)
 
     def excess(self, theta: Array) -> Array:
-        """κ, at least 1 where the error of sampling responses is known, shape ``(chains, 1)``."""
+        """κ, at least 1 if the error of sampling responses is known, shape ``(chains, 1)``."""
         own = theta[:, self.parts["excess"]]
         return np.asarray(np.sqrt(1 + 0.2 * np.exp(1.5 * own)) if self.runs.error_is_known else np.exp(own))
 
@@ -239,7 +242,7 @@ class Model:
         return np.asarray(np.exp(TAIL[0] + TAIL[1] * theta[:, self.parts["tail"]]))
 
     def shape(self, theta: Array) -> Array:
-        """Logarithm of s of all cells together, shape ``(chains, 1)``."""
+        """Logarithm of s common to all cells, shape ``(chains, 1)``."""
         return np.asarray(STEEPNESS[0] + STEEPNESS[1] * np.sinh(theta[:, self.parts["shape"]]))
 
     def step(self, theta: Array) -> tuple[Array, Array]:
@@ -248,7 +251,7 @@ class Model:
         return STEP[0] * own[:, :1], float(np.log(self._positive.min())) + STEP[1] * own[:, 1:]
 
     def bends(self, theta: Array, numbers: Scaled | None = None) -> Array:
-        """E and w of the cells, shape ``(chains, 2, cells)``; ``numbers`` are of the vectors, where they are known."""
+        """Slope e and onset w of the cells, shape ``(chains, 2, cells)``; ``numbers`` are ``theta``'s, if known."""
         found = self.bend_lines(theta, self.at)
         found[:, 0] += (numbers or self._families.scaled(theta)).values["bends"][:, 0]
         return found
@@ -259,7 +262,7 @@ class Model:
         return own[:, :1, None], own[:, 1:, None]
 
     def bend_lines(self, theta: Array, at: Array) -> Array:
-        """E and w expected of settings at some coordinates, shape ``(chains, 2, settings)``."""
+        """Expected e and w of settings at the given coordinates, shape ``(chains, 2, settings)``."""
         own = theta[:, self.parts["bend"], None]
         octaves = at[:, 0] - self.centre[0]
         slope = self._bend(own[:, 0])[0] + BEND[1] * own[:, 1] * octaves
@@ -267,7 +270,7 @@ class Model:
         return np.stack([slope, onset], axis=1)
 
     def _bend(self, own: Array) -> tuple[Array, Array]:
-        """E at the middle n, and its derivative."""
+        """Slope e at the middle n, and its derivative."""
         (first, sharp), priors = RARE, self.priors
         up, down = (own - first) / sharp, (-own - first) / sharp
         beyond = priors.rising * np.logaddexp(0.0, up) - priors.falling * np.logaddexp(0.0, down)
@@ -279,7 +282,7 @@ class Model:
         mean, deviation = self.features[1]
         columns = len(mean)
         level = theta[:, self.parts["level"]] * np.array([1.5, 1.5]) + np.array([0.0, self.middle])
-        # The timing has no top that is known before.
+        # Nothing is known in advance about a maximum of the timing.
         means = np.stack([mean, np.zeros(columns)])
         slopes = means + theta[:, self.parts["lines"]].reshape(-1, 2, columns) * deviation
         return np.concatenate([level[:, :, None], slopes], axis=2)
@@ -287,7 +290,7 @@ class Model:
     def cells(self, theta: Array, numbers: Scaled | None = None) -> tuple[Array, Array]:
         """Amplitude and timing of the cells, ``(chains, 2, cells)``, and the logarithm of s, ``(chains, cells)``.
 
-        They are those of no base model in particular.
+        They do not belong to a particular base model.
         """
         numbers = numbers or self._families.scaled(theta)
         lines = self.lines(theta)
@@ -296,7 +299,7 @@ class Model:
         return both, self.shape(theta) + numbers.values["shapes"][:, 0]
 
     def of_bases(self, theta: Array, numbers: Scaled | None = None) -> tuple[Array, Array]:
-        """The same of the curves: amplitude and timing, ``(chains, 2, curves)``, and the logarithm of s."""
+        """The same for the curves: amplitude and timing, ``(chains, 2, curves)``, and the logarithm of s."""
         numbers = numbers or self._families.scaled(theta)
         both, shapes = self.cells(theta, numbers)
         base, cell = self.curve.base, self.curve.cell
@@ -321,7 +324,7 @@ class Model:
         return Likelihood.of(self.runs)
 
     def _made_of(self, theta: Array) -> tuple[Numbers, Scaled, Array]:
-        """What the curves of the runs are made of, the numbers of families, and the amplitude's share by runs."""
+        """Parameters of the runs' curves, the numbers of families, and the amplitude's share by run."""
         own, numbers = self.curve.of_run, self._families.scaled(theta)
         both, shapes = self.of_bases(theta, numbers)
         seeds, bends = numbers.values["seeds"], self.bends(theta, numbers)
@@ -347,7 +350,7 @@ class Model:
         return made, numbers, share
 
     def __call__(self, theta: Array) -> tuple[Array, Array]:
-        """Logarithm of the density, shape ``(chains,)``, and its gradient, shape ``(chains, size)``."""
+        """Log density, shape ``(chains,)``, and its gradient, shape ``(chains, size)``."""
         p = self.parts
         made, numbers, share = self._made_of(theta)
         value, by = self._likelihood(made)
@@ -375,7 +378,7 @@ class Model:
         return value + prior, gradient + by_prior
 
     def tempered(self, power: float) -> Callable[[Array], tuple[Array, Array]]:
-        """The same with a power of the likelihood."""
+        """The density with the likelihood raised to a power."""
 
         def density(theta: Array) -> tuple[Array, Array]:
             (value, gradient), (prior, by_prior) = self(theta), self._prior(theta)
@@ -384,7 +387,7 @@ class Model:
         return density
 
     def _bend_gradient(self, theta: Array, made: Numbers, by: Numbers, gradient: Array) -> Array:
-        """Write the gradient by the lines of e and w and by d and f; returns that by e of the cells."""
+        """Write the gradient by the lines of e and w and by d and f; return the gradient by the cells' e."""
         octaves, slope, onset = self.at[:, 0] - self.centre[0], by.slope, by.onset
         part = self.parts["bend"]
         own = theta[:, part]
@@ -402,7 +405,7 @@ class Model:
         return slope[:, None]
 
     def _curve_gradient(self, theta: Array, by_curve: Array, by_shape: Array, gradient: Array) -> dict[str, Array]:
-        """Chain rule from amplitude, timing and shape of curves to what they are made of; returns that by families."""
+        """Apply the chain rule to the parts of the curves' amplitude, timing and shape; return that by families."""
         p, (columns, prior), found = self.parts, self.features, {}
         if "bases" in self.families:
             tilted = by_curve[:, :, None] * self.tilts[self.curve.cell].T
@@ -416,7 +419,7 @@ class Model:
         return found | {"smooth": smooth, "departure": by_curve, "shapes": by_shape[:, None]}
 
     def _prior(self, theta: Array) -> tuple[Array, Array]:
-        """Standard normal, but for the families; with the gradient."""
+        """Log prior and its gradient: standard normal, except for the families."""
         value, gradient = -0.5 * theta**2, -theta
         value[:, self._families.numbers] = 0.0
         total = self._families.prior(theta, gradient)
@@ -424,7 +427,7 @@ class Model:
 
 
 def coordinates(cells: tuple[Setting, ...]) -> Array:
-    """log2 n, log2 B_p and log2 of the rate over √B (0 where no rate is known), shape ``(cells, 3)``."""
+    """log2 n, log2 B_p and log2 of the rate over √B (0 if no rate is known), shape ``(cells, 3)``."""
     rows = []
     for c in cells:
         n, batch = np.log2(c.rollouts_per_problem), np.log2(c.problems_per_batch)

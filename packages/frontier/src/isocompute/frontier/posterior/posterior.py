@@ -1,9 +1,9 @@
 """The posterior of a sweep: draws of every setting's curve, measured or not, and the sampler that makes them.
 
-Many chains of Hamiltonian Monte Carlo begin about the mode, walk from there under a likelihood that says less, and are
-moved together as one array, for as long as it takes them to agree, and to say of the decision as much as so many
-independent draws. Their mass is the curvature at the mode, then what draws and gradients of the chains say of it
-(Hoffman and Gelman, 2014, for the step; Betancourt, 2017; Seyboldt, Carlson and Carpenter, 2024, for the mass).
+Many chains of Hamiltonian Monte Carlo begin around the mode, and first walk under a tempered likelihood. They are moved
+together as one array until they agree and hold enough independent draws for the decision. Their mass is the curvature
+at the mode, and later an estimate from the chains' draws and gradients (Hoffman and Gelman, 2014, for the step;
+Betancourt, 2017; Seyboldt, Carlson and Carpenter, 2024, for the mass).
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from .runs import Runs, Setting
 
 CHAINS, WARM_UP, KEPT = 16, 24, 40
 TEMPERED, POWER = 8, 0.1
-"""Steps of each chain before these, and the power of the likelihood in them."""
+"""Tempered steps of each chain before these, and the power of the likelihood in them."""
 AGREED = 1.1
-"""Largest split R̂ at which chains agree; of so many short ones, independent draws have about 1.02."""
+"""Largest split R̂ at which chains agree; with chains as many and as short as these, independent draws have about
+1.02."""
 ENOUGH = 0.375
-"""Independent draws of the decision, as a share of those of the first round: of 240 P(best) is known to 3 points."""
+"""Independent draws needed for the decision, as a share of the first round: 240 determine P(best) to 3 points."""
 COULD_WIN = 0.02
-"""P(best) from which on a setting could be the best, and the decision depends on it."""
+"""P(best) from which on a setting could be best, so that the decision depends on it."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -38,9 +39,9 @@ class Posterior:
 
     Attributes:
         theta: Shape ``(draws, size)``.
-        split_r_hat: Largest over the rewards of the settings at the end of the data: how well the chains agree.
-        luck: What other questions would add to level and gain of each setting, shape ``(draws, 2, cells)``; None where
-            the rewards are those on the questions that were asked.
+        split_r_hat: How well the chains agree: the largest over the settings' rewards at the end of the data.
+        luck: Change in each setting's level and gain with other questions, shape ``(draws, 2, cells)``; None if the
+            rewards are those for the questions that were asked.
     """
 
     model: Model
@@ -49,11 +50,11 @@ class Posterior:
     luck: Array | None = None
 
     def reward(self, compute: Array | float, *, base: int | None = None) -> Array:
-        """Reward that the measured settings have at some compute, over seeds, shape ``(draws, cells, points)``.
+        """Reward of the measured settings at the given compute, over seeds, shape ``(draws, cells, points)``.
 
         Args:
-            compute: Shape ``(points,)``, or ``(cells, points)`` where settings differ in it.
-            base: Index of a base model; else it is one that was not run, where there are several, or the only one.
+            compute: Shape ``(points,)``, or ``(cells, points)`` if it differs between settings.
+            base: Index of a base model. By default one that was not run, if there are several, or the only one.
         """
         both, shapes = self.model.cells(self.theta)
         shifted = both + self._shift(self.model.tilts, base)
@@ -68,7 +69,7 @@ class Posterior:
         return self._reward(both, shapes, self.model.bends(self.theta), compute, None)[1]
 
     def of_run(self, run: int, compute: Array) -> Array:
-        """Reward of one run at ``(points,)``, its own seed included, shape ``(draws, points)``."""
+        """Reward of one run at ``(points,)``, including its seed, shape ``(draws, points)``."""
         model, theta = self.model, self.theta
         both, shapes = model.of_bases(theta)
         curve, base = int(model.curve.of_run[run]), int(model.runs.base[run])
@@ -84,8 +85,8 @@ class Posterior:
         """Reward of settings that need not have been run, shape ``(draws, cells, points)``.
 
         Args:
-            compute: As of ``reward``.
-            rng: Source of randomness, for how a setting departs from its neighbours; without it none does.
+            compute: As for ``reward``.
+            rng: Source of randomness for a setting's departure from its neighbours; without it there is none.
         """
         model, theta = self.model, self.theta
         at = coordinates(cells)
@@ -106,7 +107,7 @@ class Posterior:
         return self._reward(both, shapes, bends, compute, None)[0]
 
     def _shift(self, tilts: Array, base: int | None) -> Array | float:
-        """Shift of amplitude and timing by a base model, shape ``(draws, 2, cells)``; the same at every call."""
+        """Shift of amplitude and timing by a base model, shape ``(draws, 2, cells)``; identical in every call."""
         model, theta = self.model, self.theta
         if "bases" not in model.families:
             return 0.0
@@ -134,7 +135,7 @@ class Posterior:
         """Rewards and shares of the gain, each of shape ``(draws, settings, points)``."""
         starts, tail = self.model.start(self.theta), self.model.tail(self.theta)
         draws = np.arange(len(starts))
-        # One that was not run starts like one of those that were.
+        # A base model that was not run starts like one of those that were.
         start = starts[draws, draws % starts.shape[1] if base is None else base][:, None]
         with np.errstate(divide="ignore"):
             log_compute = np.log(np.atleast_1d(np.asarray(compute, dtype=np.float64)))
@@ -145,7 +146,7 @@ class Posterior:
         share = bent(share, slope, log_compute - onset, *self.model.falling(self.theta))
         height, when = self.model.step(self.theta)
         first = height[:, :, None] * step_share(log_compute - when[:, :, None])
-        # Beyond the data a bend may lead out of what a share of successes can be.
+        # Beyond the data, a bend may lead outside the range of a success share.
         return np.clip(start[:, :, None] + first + gain[:, :, None] * share, 0.0, 1.0), share
 
 
@@ -155,10 +156,10 @@ def posterior(
     """Fit all runs together.
 
     Args:
-        size: Chains, steps of each before the first draw, and draws of each in the first round; no more than twice as
-            many are kept.
+        size: Chains, steps of each before the first draw, and draws of each in the first round; at most twice as many
+            are kept.
     """
-    # Of matrices as small as these threads only wait for each other.
+    # Threads only wait for each other with matrices this small.
     with threadpool_limits(1):
         return _drawn(Model(runs=runs, priors=priors or Priors()), seed, size)
 
@@ -167,7 +168,7 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
     runs, (chains, warm_up, kept) = model.runs, size
     begin = np.zeros(model.size)
     if runs.trials is not None:
-        # A binomial error depends on the reward: on the fitted one, since a share of 0 has no error.
+        # A binomial error depends on the reward. Use the fitted one, since a share of 0 would have no error.
         with np.errstate(all="ignore"):
             begin = mode(model, begin, model.free)
         model = Model(runs=runs.with_errors_at(model.curves(begin[None])[0]), priors=model.priors)
@@ -176,7 +177,7 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
     def rewards(drawn: Array) -> Array:
         """Rewards of the settings at the end of the data, shape ``(steps, chains, settings)``."""
         ends = Posterior(model=model, theta=drawn.reshape(-1, model.size), split_r_hat=np.inf)
-        # Of each base model that was run: what one that was not would add is drawn, and agrees by itself.
+        # Only base models that were run: the part of an unseen one is drawn independently, and agrees by itself.
         found = np.concatenate([ends.reward(last, base=k)[:, :, 0] for k in range(len(runs.bases))], axis=1)
         return found.reshape(*drawn.shape[:2], -1)
 
@@ -196,14 +197,14 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
         apart=model.apart,
         tempered=model.tempered(POWER),
     )
-    # Neighbouring draws of chains that took longer say much the same.
+    # Neighbouring draws of longer chains are nearly redundant.
     thinned = found[np.linspace(0, len(found) - 1, min(len(found), 2 * kept)).round().astype(int)]
     agreement = float(split_r_hat(rewards(found)).max())
     return Posterior(model=model, theta=thinned.reshape(-1, model.size), split_r_hat=agreement)
 
 
 def decided(rewards: Array) -> Array:
-    """The rewards ``(steps, chains, settings)`` that decide: the highest on average, and what others near it lack."""
+    """What decides, from rewards ``(steps, chains, settings)``: the highest on average, and its lead over near ones."""
     best = int(rewards.mean(axis=(0, 1)).argmax())
     lacks = rewards[:, :, [best]] - rewards
     near = (lacks < 0).mean(axis=(0, 1)) >= COULD_WIN
@@ -211,15 +212,15 @@ def decided(rewards: Array) -> Array:
 
 
 Density = Callable[[Array], tuple[Array, Array]]
-"""Vectors of shape ``(chains, size)`` to the logarithm of the density and its gradient."""
+"""Maps vectors of shape ``(chains, size)`` to the log density and its gradient."""
 Index = NDArray[np.int64]
 ACCEPTED = 0.85
 TURN = 2.0
-"""Mean length of a step, in the unit of the mass: a normal distribution forgets where it was after π/2."""
+"""Mean length of a trajectory, in the unit of the mass: a normal distribution forgets its start after π/2."""
 SHORT = (0.05, 0.3)
-"""Share of the steps that are short, and by what factor."""
+"""Share of trajectories with short leaps, and the factor by which these are shorter."""
 LEAPS = (1, 24)
-"""Least and most leaps of a step."""
+"""Fewest and most leaps (leapfrog steps) per trajectory."""
 
 
 def sample(
@@ -239,19 +240,19 @@ def sample(
     """Draws of a density, shape ``(steps, chains, size)``.
 
     Args:
-        begin: Where its mode is sought from, shape ``(size,)``.
-        warm_up: Steps of each chain that are thrown away; the mass is learned in them.
-        kept: Steps of the first round; each further one adds half of those that there are.
-        agreed: Whether chains of shape ``(steps, chains, size)`` agree and are long enough: all of them, or their later
-            half where they had not forgotten where they began.
-        rounds: Of drawing, at most.
+        begin: Start of the search for the mode, shape ``(size,)``.
+        warm_up: Discarded steps of each chain, in which the mass is learned.
+        kept: Steps of the first round; each further round adds half of the steps so far.
+        agreed: Whether chains of shape ``(steps, chains, size)`` agree and are long enough. It is asked about all
+            steps, then about their later half, in case the chains had not forgotten their start.
+        rounds: Most rounds of drawing.
         apart: Indices of numbers in groups that are independent given all other numbers, shape ``(groups, members)``.
-        tempered: A wider density of the same numbers, in which chains walk first: so they reach what lies apart from
-            the mode, in as many parts as belong there.
+        tempered: A wider density of the same numbers in which chains walk first, so that they reach regions apart from
+            the mode in the right proportions.
     """
     apart = np.zeros((0, 1), dtype=np.int64) if apart is None else apart
     with np.errstate(all="ignore"):
-        # A leap too far overflows and is refused.
+        # A leap that is too long overflows and is rejected.
         top = mode(density, begin, free)
         walk = _Walk(rng=rng, mass=curvature(density, top, apart), pace=1.2 * len(top) ** -0.25)
         begin = top + 0.2 * walk.mass.scaled(rng.standard_normal((chains, len(top))))
@@ -260,7 +261,7 @@ def sample(
             walk.run(TEMPERED)
             begin = walk.theta
         walk.begin(density, begin)
-        # The first mass is so far off that its steps are short: it is soon given up.
+        # The first mass is so inaccurate that its steps are short, so it is replaced soon.
         for steps in (warm_up // 5, warm_up * 3 // 10, warm_up - warm_up // 5 - warm_up * 3 // 10):
             walk.learn(*walk.run(steps))
         drawn, gradient = walk.run(kept)
@@ -278,29 +279,29 @@ def sample(
 
 
 def mode(density: Density, begin: Array, free: Mask) -> Array:
-    """The mode of the density over the numbers that are free, by L-BFGS from ``begin``, shape ``(size,)``.
+    """The mode of the density over the free numbers, by L-BFGS from ``begin``, shape ``(size,)``.
 
-    A deviation must not be free: the density is highest, and unbounded, where one is 0.
+    A deviation must not be free: the density is unbounded as it approaches 0.
     """
 
     def negative(x: Array) -> tuple[float, Array]:
         value, gradient = density(x[None])
         return -float(value[0]), np.where(free, -gradient[0], 0.0)
 
-    # Chains begin about it: a density within 1e-6 of the highest is near enough.
+    # Chains begin around the mode, so a density within 1e-6 of the highest is close enough.
     options = {"maxiter": 300, "maxcor": 25, "ftol": 1e-6}
     return np.asarray(minimize(negative, begin, jac=True, method="L-BFGS-B", options=options).x)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mass:
-    """A root of a covariance, of numbers some of which are independent in groups given the others.
+    """A root of a covariance; some of its numbers form groups that are independent given the others.
 
     Attributes:
         together: Indices of the others, shape ``(others,)``.
         apart: Indices of the groups, shape ``(groups, members)``.
-        root: Lower root of the covariance of the others, shape ``(others, others)``.
-        slope: How the groups follow the others, shape ``(groups · members, others)``.
+        root: Lower root of the others' covariance, shape ``(others, others)``.
+        slope: Regression of the groups on the others, shape ``(groups · members, others)``.
         roots: Lower root of each group's covariance given the others, shape ``(groups, members, members)``.
     """
 
@@ -338,11 +339,11 @@ class Mass:
         return found
 
     def learned(self, theta: Array, gradient: Array) -> Mass:
-        """The mass that draws and gradients agree on, drawn to this one where there are few of them.
+        """The mass that draws and gradients agree on, shrunk towards this one if there are few of them.
 
-        In the unit of this one, that of the others is the geometric mean of the covariance of the draws and of the
-        inverse of that of their gradients, which are the same of a normal distribution: gradients show the narrow
-        directions, draws the wide ones.
+        In units of this mass, the mass of the others is the geometric mean of two matrices: the covariance of the
+        draws, and the inverse of their gradients' covariance. Both are equal for a normal distribution: gradients
+        reveal the narrow directions, draws the wide ones.
         """
         unit, slope = self.units(theta - theta.mean(axis=0)), self.turned(gradient - gradient.mean(axis=0))
         one, other = unit[:, self.together], slope[:, self.together]
@@ -352,10 +353,10 @@ class Mass:
         half = _power(narrow, 0.5)
         inverse = np.linalg.inv(half)
         found = inverse @ _power(half @ wide @ half, 0.5) @ inverse
-        # What groups follow of the others beyond what they do, and how much of each number that leaves.
+        # Correct the groups' slopes on the others, and find the variance that this leaves for each number.
         own, steep = (x[:, self.apart].reshape(len(x), self.apart.size) for x in (unit, slope))
         follow = np.linalg.solve(wide, weight * (one.T @ own) / len(own))
-        # A step of the others moves all groups at once, so that the errors of all slopes add up.
+        # A step of the others moves all groups at once, so the errors of all slopes add up.
         follow *= len(own) / (len(own) + self.apart.size)
         rest = own - one @ follow
         weight = len(own) / (len(own) + 10.0)
@@ -371,17 +372,17 @@ class Mass:
 
 
 def _power(matrix: Array, exponent: float) -> Array:
-    """A power of a symmetric matrix, positive."""
+    """A power of a symmetric matrix, made positive."""
     value, vector = np.linalg.eigh((matrix + matrix.T) / 2)
     return np.asarray((vector * np.maximum(value, 1e-10) ** exponent) @ vector.T)
 
 
 LEAST = 0.3
-"""Curvature below which a direction counts as that of the prior or less."""
+"""Directions with a curvature below this count as determined by the prior or less."""
 
 
 def curvature(density: Density, at: Array, apart: Index) -> Mass:
-    """The mass of the curvature somewhere, by differences of the gradient; all groups are shifted at once."""
+    """The mass from the curvature at a point, by differences of the gradient; all groups are shifted at once."""
     step, (groups, members) = 1e-4, apart.shape
     together = np.setdiff1d(np.arange(len(at)), apart)
     shifts = np.zeros((len(together) + members, len(at)))
@@ -403,14 +404,14 @@ def curvature(density: Density, at: Array, apart: Index) -> Mass:
 
 
 def _inverse(curvatures: Array) -> Array:
-    """Inverse of symmetric matrices, none of whose eigenvalues is below ``LEAST``."""
+    """Inverse of symmetric matrices whose eigenvalues are raised to at least ``LEAST``."""
     value, vector = np.linalg.eigh((curvatures + curvatures.swapaxes(-1, -2)) / 2)
     return np.asarray((vector / np.maximum(value, LEAST)[..., None, :]) @ vector.swapaxes(-1, -2))
 
 
 @dataclass(kw_only=True)
 class _Walk:
-    """All chains on their way.
+    """The state of all chains.
 
     Attributes:
         pace: Length of a leap.
@@ -422,20 +423,20 @@ class _Walk:
     steps: int = 0
 
     def begin(self, density: Density, theta: Array) -> None:
-        """Put the chains somewhere, to walk in a density."""
+        """Place the chains, to walk in a density."""
         self.density, self.theta = density, theta
         self.value, self.gradient = density(theta)
 
     def run(self, steps: int) -> tuple[Array, Array]:
         """Steps of all chains and the gradients there, each of shape ``(steps, chains, size)``.
 
-        The pace is brought to the best rate of acceptance, by ever less.
+        The pace is adapted to the best acceptance rate, by smaller and smaller changes.
         """
         found = []
         for _ in range(steps):
             rate = self._step()
             self.steps += 1
-            # As fast up as down: where all are accepted the rate says little of how much longer a leap may be.
+            # Adapt as fast up as down: if all are accepted, the rate does not tell how much longer a leap may be.
             off = (rate - ACCEPTED) / (1 - ACCEPTED if rate > ACCEPTED else ACCEPTED)
             self.pace *= float(np.exp(off / np.sqrt(self.steps)))
             found.append((self.theta, self.gradient))
@@ -443,12 +444,12 @@ class _Walk:
         return np.stack(theta), np.stack(gradient)
 
     def _step(self) -> float:
-        """Leaps of all chains, then each is accepted or not; returns the mean probability."""
+        """Move all chains by leaps, and accept or reject each; return the mean acceptance probability."""
         rng, mass = self.rng, self.mass
         momentum = rng.standard_normal(self.theta.shape)
         energy = self.value - 0.5 * (momentum**2).sum(axis=1)
-        # Steps of random length, so that no chain turns in a circle; one of SHORT is so short that a chain leaves even
-        # where the pace is far too long for it, as in the neck of a funnel.
+        # Leap lengths are random, so that no chain turns in a circle. A few are much shorter (SHORT), so that a chain
+        # can move even where the pace is far too long, as in the neck of a funnel.
         length = rng.uniform(0.7, 1.15, (len(momentum), 1))
         length *= self.pace * np.where(rng.random((len(momentum), 1)) < SHORT[0], SHORT[1], 1.0)
         leaps = int(np.clip(round(TURN * rng.uniform(0.6, 1.4) / self.pace), *LEAPS))
@@ -465,15 +466,15 @@ class _Walk:
         return float(ratio.mean())
 
     def learn(self, theta: Array, gradient: Array) -> None:
-        """Take the mass from the later two thirds of what was drawn."""
+        """Learn the mass from the later two thirds of the draws."""
         later, size = len(theta) // 3, theta.shape[2]
         self.mass = self.mass.learned(theta[later:].reshape(-1, size), gradient[later:].reshape(-1, size))
-        # The pace was that of another mass.
+        # The pace belonged to another mass.
         self.steps //= 4
 
 
 def split_r_hat(drawn: Array) -> Array:
-    """Split R̂ of each number of draws ``(steps, chains, size)`` (Bayesian Data Analysis, section 11.4)."""
+    """Split R̂ of each number in draws ``(steps, chains, size)`` (Bayesian Data Analysis, section 11.4)."""
     half = len(drawn) // 2
     parts = np.concatenate([drawn[:half], drawn[half : 2 * half]], axis=1)
     within = parts.var(axis=0, ddof=1).mean(axis=0)
@@ -482,12 +483,12 @@ def split_r_hat(drawn: Array) -> Array:
 
 
 def effective_size(drawn: Array) -> Array:
-    """Independent draws that say as much of the mean of each number of ``(steps, chains, size)`` (Geyer, 1992)."""
+    """Effective number of independent draws for the mean of each number of ``(steps, chains, size)`` (Geyer, 1992)."""
     steps, chains, _ = drawn.shape
     off = drawn - drawn.mean(axis=(0, 1))
     power = np.abs(np.fft.rfft(off, n=2 * steps, axis=0)) ** 2
     covariance = np.fft.irfft(power.mean(axis=1), axis=0)[: steps // 2 * 2] / steps
     pairs = (covariance / covariance[0]).reshape(-1, 2, drawn.shape[2]).sum(axis=1)
-    # Sums of neighbouring lags are above 0, but for noise: from the first that is not on, there is only that.
+    # Sums of neighbouring lags are positive except for noise: from the first negative one on, there is only noise.
     left = np.logical_and.accumulate(pairs > 0, axis=0)
     return np.asarray(steps * chains / np.maximum(2 * (pairs * left).sum(axis=0) - 1, 1e-3))

@@ -1,1 +1,1 @@
-"""Logs as loggers leave them, read as metrics by step; nothing here knows a trainer."""
+"""Logs as loggers write them, read as metrics by step; nothing here depends on a trainer."""

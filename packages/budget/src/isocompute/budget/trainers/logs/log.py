@@ -1,7 +1,7 @@
-"""One run's log: what its file holds, the numbers and steps of its entries, and these joined by the trainer's step.
+"""One run's log: the content of its file, the numbers and steps of its entries, and the entries joined by step.
 
-Regular files only are opened, since reading a pipe or a device might never end, and a compressed file is not unpacked
-beyond ``LARGEST``. Whatever is wrong with a file ends in one sentence that names it.
+Only regular files are opened, since reading a pipe or a device might never end. A compressed file is not unpacked
+beyond ``LARGEST``. Any problem with a file is reported in one sentence that names it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Row = tuple[int, Mapping[str, float]]
 
 
 EVALUATED = re.compile(r"(?:eval|val|test)[-_/]")
-"""Metrics of evaluations, by whatever trainer."""
+"""Metrics of evaluations, by any trainer."""
 
 
 class TwoRunsError(BudgetError):
@@ -42,10 +42,10 @@ class LogLayout:
     """The layout of a trainer's logs.
 
     Attributes:
-        steps: Columns that count the trainer's steps; of those that a row has, the first counts. W&B's own ``_step``
-            (``Step`` in its exports) is among them only where the trainer hands its step to W&B, which otherwise
-            counts the calls of its logger.
-        entry: Renames the metrics of one entry, before those of one step are joined; None leaves them.
+        steps: Columns that count the trainer's steps; the first one that a row has is used. W&B's own ``_step``
+            (``Step`` in its exports) is included only if the trainer passes its step to W&B; otherwise it counts calls
+            of the logger.
+        entry: Renames the metrics of one entry before the entries of a step are joined; None keeps the names.
     """
 
     steps: tuple[str, ...]
@@ -62,7 +62,7 @@ class Log:
         rows: Metrics by the trainer's step, in order; several entries of one step are joined.
         restarts: First step logged after each start from a checkpoint that the log shows.
         changed: Settings that a later start changed, each with its values before and after.
-        left_out: What of the source was not read, such as a last entry that a kill cut off.
+        left_out: Parts of the source that were not read, such as a last entry cut off by a kill.
     """
 
     name: str
@@ -83,16 +83,16 @@ class Log:
 def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: Mapping[str, Any] | None = None) -> Log:
     """Join the entries of a run, in the order in which they were logged.
 
-    A run that was killed and resumed from a checkpoint logs some steps twice. The later attempt is the one that went
-    on, so what the earlier one logged from that step on is dropped. A step that only evaluates twice, as after training
-    or at a start from its checkpoint, was not taken again: the first evaluation counts, which is surely of that step.
-    Where nothing is logged but evaluations, the later one does.
+    A run that was killed and resumed from a checkpoint logs some steps twice. The later attempt is the one that
+    continued, so what the earlier one logged from that step on is dropped. A step that only evaluates twice (after
+    training, or at a start from its checkpoint) was not taken again. Then the first evaluation counts, since it surely
+    belongs to that step. If only evaluations are logged, the later one counts.
 
     Args:
-        starts: Metrics by step, for each time that the trainer is known to have been started.
+        starts: Metrics by step, for each known start of the trainer.
 
     Raises:
-        TwoRunsError: The entries are of two runs: the steps of a metric begin again.
+        TwoRunsError: The entries come from two runs: the steps of a metric begin again.
     """
     whole: dict[int, dict[str, float]] = {}
     first: dict[str, int] = {}
@@ -104,8 +104,8 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: 
         for step, logged in entries:
             metrics = layout.entry(logged) if layout.entry else logged
             needed = [key for key in metrics if layout.needed.match(key)]
-            # Each metric has a clock of its own: an evaluation that takes long is logged after later steps. What was
-            # logged before, for this step or a later one, with another value went back.
+            # Each metric has its own clock: a slow evaluation is logged after later steps. A metric that was already
+            # logged with another value, for this step or a later one, went back.
             back = [
                 key
                 for key in needed
@@ -127,7 +127,7 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: 
                 whole = {s: m for s, m in whole.items() if s <= step}
                 latest = {key: s for key, s in latest.items() if s < step}
             if needed and (fresh or back):
-                # A start that was undone by going back before it no longer counts.
+                # A start no longer counts if the run went back before it.
                 restarts = [*(earlier for earlier in restarts if earlier < step), step]
                 fresh = False
             at = whole.setdefault(step, {})
@@ -141,12 +141,12 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: LogLayout, config: 
 
 
 def cell(value: Any) -> float | None:
-    """The number that a cell holds, or None where it is empty: blank, a dash, NaN, None, null or N/A.
+    """The number in a cell, or None if the cell is empty: blank, a dash, NaN, None, null or N/A.
 
-    Thousands may be set apart by commas where nothing else can be meant, as in ``2,010.5``; ``2,010`` may be either.
+    Commas may separate thousands if nothing else can be meant, as in ``2,010.5``; ``2,010`` is ambiguous.
 
     Raises:
-        ValueError: It is neither; true, false and lists are no numbers.
+        ValueError: It is neither; true, false and lists are not numbers.
     """
     if isinstance(value, str):
         text = value.strip()
@@ -174,7 +174,7 @@ GROUPED = re.compile(r"[+-]?\d{1,3}(?:(?:,\d{3})+\.\d+|(?:,\d{3}){2,})", re.ASCI
 
 
 def metrics_of(entry: Mapping[str, Any], layout: LogLayout, where: str) -> dict[str, float]:
-    """The finite numbers of a log entry; infinity counts as empty, since no count or rate can be it."""
+    """The finite numbers of a log entry; infinity counts as empty, since no count or rate can be infinite."""
     metrics = {}
     for key, value in entry.items():
         try:
@@ -191,7 +191,7 @@ def metrics_of(entry: Mapping[str, Any], layout: LogLayout, where: str) -> dict[
 
 
 def _is_media(key: str, value: Any, entry: Mapping[str, Any]) -> bool:
-    """Return whether a value is of a table or an image that W&B or Trackio keep elsewhere: ``{"_type": …}``."""
+    """Return whether a value refers to a table or an image that W&B or Trackio store elsewhere: ``{"_type": …}``."""
     parts = key.split(".")
     inside = any(".".join([*parts[:k], "_type"]) in entry for k in range(1, len(parts)))
     whole = isinstance(value, Mapping) or (isinstance(value, str) and value.startswith("{"))
@@ -199,11 +199,11 @@ def _is_media(key: str, value: Any, entry: Mapping[str, Any]) -> bool:
 
 
 LOG_CALLS = ("_step", "Step")
-"""Columns of W&B's own count, in its histories and in its exports."""
+"""Columns with W&B's own count, in its histories and in its exports."""
 
 
 def step_columns(names: Collection[str], layout: LogLayout, named: str | None, where: str) -> tuple[str, ...]:
-    """Those of a log's columns that count the trainer's steps, the preferred one first; none where it has no steps."""
+    """The columns of a log that count the trainer's steps, the preferred one first; none if it has no steps."""
     if named is not None:
         if named not in names:
             raise BudgetError(f"{where}: has no column {named!r}; it has {', '.join(names)}")
@@ -219,7 +219,7 @@ def step_columns(names: Collection[str], layout: LogLayout, named: str | None, w
 
 
 def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> int | None:
-    """The trainer's step of one row, or None where it has none; ``3/50`` is step 3 of 50, as ms-swift writes it."""
+    """The trainer's step in a row, or None if it has none; ``3/50`` is step 3 of 50, as ms-swift writes it."""
     for column in columns:
         value = entry.get(column)
         if isinstance(value, str) and (parts := re.fullmatch(r"(\d{1,15})/\d+", value.strip(), re.ASCII)):
@@ -240,7 +240,7 @@ def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> i
 
 
 def row_of(entry: Mapping[str, Any], columns: tuple[str, ...], layout: LogLayout, where: str) -> Row | None:
-    """The step and the metrics of an entry; None where it has no step and nothing that is read."""
+    """The step and the metrics of an entry; None if it has neither a step nor anything that is read."""
     step, metrics = step_of(entry, columns, where), metrics_of(entry, layout, where)
     if step is not None:
         return step, metrics
@@ -254,7 +254,7 @@ MOST_KEYS = 100_000
 
 
 def flat(document: Mapping[Any, Any], where: Path | str) -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys, lists of mappings by index and W&B's ``{"value": …}`` as its value."""
+    """Flatten nested mappings: dotted keys, lists of mappings by index, W&B's ``{"value": …}`` as its value."""
     out: dict[str, Any] = {}
     visited = count(1)
 
@@ -281,7 +281,7 @@ def flat(document: Mapping[Any, Any], where: Path | str) -> dict[str, Any]:
 
 
 def fields_of(document: Mapping[str, Any], layout: LogLayout, where: Path | str) -> dict[str, Any]:
-    """The fields of a logged object, flat; what stands where a metric is read stays whole, to be refused."""
+    """The flattened fields of a logged object; a nested value in place of a needed metric stays whole, for refusal."""
     whole = {
         k: v for k, v in document.items() if isinstance(v, Mapping) and layout.needed.match(k) and "_type" not in v
     }
@@ -289,12 +289,12 @@ def fields_of(document: Mapping[str, Any], layout: LogLayout, where: Path | str)
 
 
 LARGEST = 2**31
-"""Bytes to which a compressed file may unpack."""
+"""Most bytes that a compressed file may unpack to."""
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 def _only_member(stream: IO[bytes]) -> IO[bytes]:
-    """The only file of an archive."""
+    """The only file in an archive."""
     archive = zipfile.ZipFile(stream)
     names = [name for name in archive.namelist() if not name.endswith("/")]
     if "xl/workbook.xml" in names:
@@ -315,9 +315,9 @@ OPENERS: dict[bytes, Callable[[IO[bytes]], BufferedIOBase | IO[bytes]]] = {
     b"PK\x03\x04": _only_member,
     b"\x28\xb5\x2f\xfd": _zstd,
 }
-"""What unpacks a file that begins so."""
+"""The unpacker for a file that begins with these bytes."""
 UNPACKING = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError, KeyError)
-"""What a damaged archive raises, beside an OSError and a ValueError; one with a password is a RuntimeError."""
+"""Errors from a damaged archive, besides OSError and ValueError; a password raises RuntimeError."""
 BOMS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
@@ -325,16 +325,16 @@ BOMS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-"""Encodings by the mark at the beginning; that of UTF-32 begins as that of UTF-16 and goes before it."""
+"""Encodings by byte order mark; UTF-32's begins like UTF-16's and must come first."""
 
 
 def name_of(path: Path) -> PurePath:
-    """The name of what a file holds: without the suffix of its compression, ``run.csv`` for ``run.csv.gz``."""
+    """The name of a file's content: without a compression suffix, ``run.csv`` for ``run.csv.gz``."""
     return PurePath(path.stem if path.suffix.lower() in PACKED else path.name)
 
 
 def require_regular(path: Path) -> None:
-    """Refuse what is no regular file."""
+    """Refuse anything that is not a regular file."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
@@ -345,7 +345,7 @@ def require_regular(path: Path) -> None:
 
 
 def content(path: Path) -> bytes:
-    """What a file holds, unpacked."""
+    """The content of a file, unpacked."""
     require_regular(path)
     opener = None
     try:

@@ -1,10 +1,11 @@
-"""Files of records of protocol buffers, as TensorBoard and W&B leave them, read without either.
+"""Record files of protocol buffers, as TensorBoard and W&B write them, read without either library.
 
 TensorBoard's event files are sequences of TFRecords: the length of the payload, a checksum of the length, the payload,
-and its checksum. Checksums are CRC-32C, rotated and offset. Every folder is a run, every file a start of its trainer.
+and its checksum. Checksums are CRC-32C, rotated and offset. Every folder is a run, and every file is a start of its
+trainer.
 
-W&B's file of a run, ``run-ID.wandb``, which it writes offline and online, is a LevelDB log: blocks of 32 KiB, and
-records in fragments, each with a checksum (of CRC-32, where LevelDB has CRC-32C), a length and a kind.
+W&B's run file, ``run-ID.wandb``, is written offline and online. It is a LevelDB log: blocks of 32 KiB, and records in
+fragments, each with a checksum (CRC-32, where LevelDB has CRC-32C), a length and a kind.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from .log import Log, LogLayout, Row, content, flat, join, metrics_of, row_of, s
 
 
 class Message:
-    """A message of protocol buffers: whole numbers are int, everything else is bytes.
+    """A protocol buffer message: whole numbers are int, everything else is bytes.
 
-    Every method that returns a field raises a ValueError where the field is of another type than asked for.
+    Every method that returns a field raises ValueError if the field has another type than requested.
     """
 
     def __init__(self, message: bytes) -> None:
@@ -50,14 +51,14 @@ class Message:
         return number in self._fields
 
     def parts(self, number: int) -> list[bytes]:
-        """Every value of a field that is no whole number."""
+        """Every value of a field that is not a whole number."""
         values = self._fields.get(number, [])
         if not all(isinstance(value, bytes) for value in values):
             raise ValueError(f"the field {number} is a whole number")
         return [value for value in values if isinstance(value, bytes)]
 
     def part(self, number: int) -> bytes:
-        """The last value of such a field, empty where there is none."""
+        """The last value of such a field, empty if there is none."""
         return self.parts(number)[-1] if number in self._fields else b""
 
     def text(self, number: int) -> str:
@@ -65,7 +66,7 @@ class Message:
         return self.part(number).decode("utf-8", "replace")
 
     def whole(self, number: int) -> int:
-        """A whole number with a sign, 0 where there is none."""
+        """A signed whole number, 0 if there is none."""
         value = self._fields.get(number, [0])[-1]
         if not isinstance(value, int):
             raise ValueError(f"the field {number} is no whole number")
@@ -80,7 +81,7 @@ class Message:
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and the position after it."""
+    """A number encoded in seven bits a byte, and the position after it."""
     number = shift = 0
     while position < len(message) and shift < 70:
         byte = message[position]
@@ -94,15 +95,15 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 ARGUMENTS = "args/text_summary"
-"""Where a transformers Trainer writes its arguments."""
+"""Tag under which a transformers Trainer writes its arguments."""
 LAST_TAG = "train/epoch"
-"""The last metric that a transformers Trainer writes of an entry."""
+"""The last metric that a transformers Trainer writes in an entry."""
 LARGE = 2**16
-"""Bytes of texts, images and histograms, of which nothing is read; a checksum byte by byte would take long."""
+"""Size in bytes of texts, images and histograms, which are not read; checking them byte by byte would take long."""
 
 
 def read_events(files: Sequence[Path], layout: LogLayout) -> list[Log]:
-    """Runs of event files, one a folder; folders without metrics, such as those of hyperparameters, hold none."""
+    """The runs in event files, one per folder; folders without metrics, such as those of hyperparameters, hold none."""
     folders: dict[Path, list[Path]] = {}
     for path in sorted(files):
         folders.setdefault(path.parent, []).append(path)
@@ -127,7 +128,7 @@ def read_events(files: Sequence[Path], layout: LogLayout) -> list[Log]:
 
 
 def _scalars(path: Path, layout: LogLayout, config: dict[str, Any], left_out: list[str]) -> list[Row]:
-    """Scalars of one file by entry."""
+    """The scalars of one file, by entry."""
     entries: list[tuple[int, dict[str, float]]] = []
     closed = True
     for position, payload, check in _tfrecords(path, left_out):
@@ -151,7 +152,7 @@ def _scalars(path: Path, layout: LogLayout, config: dict[str, Any], left_out: li
             if len(payload) > LARGE:
                 _verify(path, position, payload, check)
         for tag, number in scalars:
-            # A tag that comes again at one step belongs to a further entry, such as of a second evaluation set.
+            # A tag repeated at one step belongs to a further entry, such as a second evaluation set.
             if closed or entries[-1][0] != step or tag in entries[-1][1]:
                 entries.append((step, {}))
             entries[-1][1][tag] = number
@@ -160,9 +161,9 @@ def _scalars(path: Path, layout: LogLayout, config: dict[str, Any], left_out: li
 
 
 def _tfrecords(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes, int]]:
-    """The payloads of a file, each with the byte at which its record begins and its checksum, verified if it is short.
+    """The payloads of a file, each with its record's first byte and its checksum, verified if the payload is short.
 
-    The last one of a run that was killed is incomplete, or zeros after a crash, and is left out.
+    The last record of a killed run is incomplete, or zeros after a crash, and is skipped.
     """
     data = content(path)
     position = 0
@@ -199,7 +200,7 @@ def _verify(path: Path, position: int, data: bytes, check: int) -> None:
 
 
 def _checksum(data: bytes) -> int:
-    """CRC-32C as TFRecords keep it."""
+    """CRC-32C as TFRecords store it."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ TABLE[crc & 255 ^ byte]
@@ -208,13 +209,13 @@ def _checksum(data: bytes) -> int:
 
 
 TABLE = list(range(256))
-"""What each byte makes of a CRC-32C."""
+"""The CRC-32C of each byte value."""
 for _ in range(8):
     TABLE = [crc >> 1 ^ (0x82F63B78 if crc & 1 else 0) for crc in TABLE]
 
 
 def _scalar(value: Message) -> float | None:
-    """The number of a ``Summary.Value``: its simple value, or a tensor of one number; None for others."""
+    """The number in a ``Summary.Value``: its simple value, or a tensor of one number; None for other values."""
     if 2 in value:
         return value.real(2, "<f")
     if 8 not in value:
@@ -222,14 +223,14 @@ def _scalar(value: Message) -> float | None:
     tensor = Message(value.part(8))
     for form, kind, field in (("<f", 1, 5), ("<d", 2, 6)):
         if tensor.whole(1) == kind:
-            # In one piece, or as a list of numbers.
+            # Stored in one piece, or as a list of numbers.
             places = [number for number in (4, field) if len(tensor.part(number)) == struct.calcsize(form)]
             return tensor.real(places[0], form) if places else None
     return None
 
 
 def _arguments(value: Message, path: Path) -> dict[str, Any]:
-    """The arguments of a transformers Trainer, none where they are no JSON."""
+    """The arguments of a transformers Trainer, empty if they are not JSON."""
     try:
         document = json.loads(Message(value.part(8)).part(8))
     except (ValueError, RecursionError):
@@ -241,13 +242,13 @@ WANDB = b":W&B"
 BLOCK, HEADER = 32_768, 7
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 FOLLOWS = {None: (FULL, FIRST), FIRST: (MIDDLE, LAST), MIDDLE: (MIDDLE, LAST)}
-"""Kinds of fragments that may come after one of an unfinished record, or after none."""
+"""Kinds of fragments that may follow each kind in an unfinished record, or follow none."""
 HISTORY, CONFIG, RUN = 2, 5, 17
-"""Numbers of the fields of ``Record``."""
+"""Field numbers of ``Record``."""
 
 
 def read_wandb(path: Path, layout: LogLayout, named: str | None = None) -> Log | None:
-    """The run of a ``.wandb`` file, or None where it logged nothing that is read."""
+    """The run of a ``.wandb`` file, or None if it logged nothing that is read."""
     rows: list[Row] = []
     config: dict[str, Any] = {}
     left_out: list[str] = []
@@ -300,9 +301,9 @@ def _items(messages: list[bytes]) -> dict[str, Any]:
 
 
 def _leveldb(path: Path, left_out: list[str]) -> Iterator[tuple[int, bytes]]:
-    """The records of a file, each with the byte at which it begins.
+    """The records of a file, each with its first byte's position.
 
-    The last one of a run that was killed is incomplete, or zeros after a crash, and is left out.
+    The last record of a killed run is incomplete, or zeros after a crash, and is skipped.
     """
     data = content(path)
     if data[: len(WANDB)] != WANDB:

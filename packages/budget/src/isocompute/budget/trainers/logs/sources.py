@@ -1,8 +1,8 @@
 """Logged metrics of runs, from wherever a trainer or its logger left them, read without the logger.
 
-What a file holds decides how it is read, whatever it is called; its name decides where the content does not. The states
-and arguments that a transformers Trainer saves and databases (an MLflow store, as any framework logs to it, and
-Trackio's ``PROJECT.db``) are read here; other formats have files of their own.
+The content of a file decides how it is read; its name decides only if the content does not. This module reads the
+states and arguments that a transformers Trainer saves, and databases: an MLflow store, which any framework may log to,
+and Trackio's ``PROJECT.db``. Other formats have their own modules.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from .tables import is_console, read_console, read_lines, read_table
 
 EVENTS, STATE = "events.out.tfevents.", "trainer_state.json"
 EVENTS_BEGIN = b"brain.Event:"
-"""Stands in the first record of a file of TensorBoard's, whatever its name."""
+"""Part of the first record of a TensorBoard file, whatever the file is called."""
 SQLITE = b"SQLite format 3\0"
 LINES, TABLES = (".jsonl", ".ndjson", ".json"), (".csv", ".tsv", ".parquet")
 
 
 def read_logs(source: str, layout: LogLayout, *, step_column: str | None = None) -> list[Log]:
-    """Read the runs of a source, one by one; none where it holds nothing that is read.
+    """Read the runs of a source, one by one; none if it holds nothing that is read.
 
     Args:
-        source: A file (one of TensorBoard's stands for all of its folder) or what MLflow keeps.
-        step_column: Column that counts the trainer's steps, where a file's own say something else.
+        source: A file (a TensorBoard file stands for its whole folder) or an MLflow source.
+        step_column: Column that counts the trainer's steps, if the file's usual ones do not.
 
     Raises:
-        DamagedLogError: It is damaged, or not in the format that its name says.
+        DamagedLogError: It is damaged, or not in the format that its name implies.
         TrackingError: MLflow does not have it.
     """
     path = Path(source)
@@ -94,19 +94,19 @@ def read_logs(source: str, layout: LogLayout, *, step_column: str | None = None)
 
 
 def last_states(path: Path) -> list[Path]:
-    """The last ``trainer_state.json`` of each run below a folder: the one at its end, else of its last checkpoint."""
+    """The last ``trainer_state.json`` of each run in a folder: the one at its end, else of its last checkpoint."""
     last: dict[Path, tuple[float, Path]] = {}
     for state in sorted(path.rglob(STATE)):
         checkpoint = re.fullmatch(r"checkpoint-(\d+)", state.parent.name)
         run = state.parent.parent if checkpoint and state.parent != path else state.parent
-        # A folder that was copied has lost its times, so they say nothing.
+        # Copying a folder loses its times, so they are not used.
         rank = float(checkpoint[1]) if checkpoint else float("inf")
         last[run] = max(last.get(run, (-1.0, state)), (rank, state))
     return [state for _, state in last.values()]
 
 
 def read_state(path: Path, layout: LogLayout) -> Log:
-    """The run of a ``trainer_state.json``, with the arguments that lie beside it or in the folder of its run."""
+    """The run in a ``trainer_state.json``, with the arguments beside it or in its run's folder."""
     state = _state(path)
     history = state.get("log_history")
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
@@ -118,7 +118,7 @@ def read_state(path: Path, layout: LogLayout) -> Log:
         if step is None:
             raise DamagedLogError(f"{where} has no step")
         rows.append((step, metrics_of(entry, layout, where)))
-    # Every checkpoint says how many tokens had been seen by then.
+    # Every checkpoint records how many tokens had been seen by then.
     left_out = []
     checkpoints = [p for folder in (path.parent.parent, path.parent) for p in folder.glob(f"checkpoint-*/{STATE}")]
     for other in dict.fromkeys((path, *checkpoints)):
@@ -143,7 +143,7 @@ def _state(path: Path) -> dict[str, Any]:
 
 
 def _seen(path: Path, state: dict[str, Any]) -> list[Row]:
-    """Tokens that a Trainer had seen when it saved a state; none where it did not count them."""
+    """Tokens that a Trainer had seen when it saved a state; none if it did not count them."""
     name = "num_input_tokens_seen"
     if state.get(name) is None:
         return []
@@ -156,14 +156,14 @@ MARK, UNKNOWN = object(), object()
 PLAIN = (bool, int, float, str)
 LARGEST = 2**24
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, StopIteration, EOFError, RuntimeError, ArithmeticError)
-"""What damaged archives and pickles raise, besides errors of their own modules."""
+"""Errors from damaged archives and pickles, besides their modules' own errors."""
 
 
 def read_arguments(path: Path) -> dict[str, Any]:
     """The arguments whose values are numbers, texts, switches or None.
 
-    The file is a pickle, which could run code if it were loaded. Its instructions are followed here only as far as
-    they push plain values and set them in a dictionary; whatever they would build is left out.
+    The file is a pickle, which could run code if it were loaded. Its instructions are followed only as far as they push
+    plain values and set them in a dictionary; objects that they would build are skipped.
     """
     require_regular(path)
     try:
@@ -183,7 +183,7 @@ def read_arguments(path: Path) -> dict[str, Any]:
 
 
 def _plain_items(code: bytes) -> dict[str, Any]:
-    """Keys and values that a pickle sets in dictionaries, of those values that are plain."""
+    """Keys and plain values that a pickle sets in dictionaries."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     values: dict[str, Any] = {}
@@ -214,7 +214,7 @@ def _plain_items(code: bytes) -> dict[str, Any]:
 
 
 def _step(stack: list[Any], operation: pickletools.OpcodeInfo) -> None:
-    """Take from the stack what an instruction takes, and push placeholders for what it makes."""
+    """Pop what an instruction takes from the stack, and push placeholders for its results."""
     before = list(operation.stack_before)
     if pickletools.markobject in before or pickletools.stackslice in before:
         while stack and stack.pop() is not MARK:
@@ -227,7 +227,7 @@ def _step(stack: list[Any], operation: pickletools.OpcodeInfo) -> None:
 
 
 OF_MLFLOW = {"alembic_version", "experiments", "runs", "metrics", "latest_metrics", "params", "tags"}
-"""Tables without which MLflow would make some in the file that it is to read."""
+"""Tables that MLflow would create in the file if they were missing."""
 
 
 def read_store(source: str, layout: LogLayout) -> list[Log]:
@@ -236,7 +236,7 @@ def read_store(source: str, layout: LogLayout) -> list[Log]:
 
 
 def runs_of(source: str) -> Iterator[tuple[str, set[str], Callable[[LogLayout], list[Log]]]]:
-    """The runs of an MLflow store or one of its experiments: the name of each, its metrics, and what reads it."""
+    """The runs of an MLflow store or one of its experiments: each run's name, its metrics, and its reader."""
     client, runs = tracking.runs_of(source)
     if not runs:
         kind = "experiment" if source.startswith("mlflow:") else "store"
@@ -261,7 +261,7 @@ def _run(
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[sqlite3.Connection, set[str]]]:
-    """Open a database to read it, and name its tables: what is none, such as a view, may never end."""
+    """Open a database to read it, and list its tables: reading anything else, such as a view, may never end."""
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
         found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'")
         yield database, {str(name) for (name,) in found}
@@ -273,7 +273,7 @@ def has_metrics(database: sqlite3.Connection, tables: set[str]) -> bool:
 
 
 def read_database(path: Path, layout: LogLayout) -> list[Log]:
-    """The runs of a file of SQLite: a project of Trackio's, or a store of MLflow's."""
+    """The runs in an SQLite file: a Trackio project, or an MLflow store."""
     try:
         with opened(path) as (database, tables):
             if {"metrics", "configs"} <= tables:
@@ -288,12 +288,12 @@ def read_database(path: Path, layout: LogLayout) -> list[Log]:
     try:
         return read_store(f"sqlite:///{path.resolve()}", layout)
     except TrackingError as error:
-        # Whoever looks through a folder goes on.
+        # Callers that search a folder continue after this error.
         raise BudgetError(str(error)) from None
 
 
 def _projects(path: Path, database: sqlite3.Connection, layout: LogLayout) -> list[Log]:
-    """The runs of a project of Trackio's."""
+    """The runs of a Trackio project."""
 
     def parsed(what: str, text: Any) -> dict[str, Any]:
         document = _object(text)

@@ -1,6 +1,6 @@
-"""Rows in files: tables in CSV and Parquet, JSON lines, and what veRL prints to a console.
+"""Rows in files: CSV and Parquet tables, JSON lines, and what veRL prints to a console.
 
-CSV is read as people have it: with commas, semicolons or tabs, with decimal commas beside the latter two, in UTF-8 or
+CSV may be separated by commas, semicolons or tabs, with decimal commas for the latter two, and encoded in UTF-8 or
 UTF-16. Every cell is text until ``log.cell`` has parsed it.
 """
 
@@ -27,13 +27,13 @@ from ...errors import BudgetError, DamagedLogError, reason
 from .log import LOG_CALLS, Log, LogLayout, Row, cell, fields_of, flat, join, row_of, step_columns, text_of
 
 Entry = tuple[str, Mapping[str, Any], tuple[str, ...]]
-"""Where a row stands, its fields, and the columns that count its steps."""
+"""A row's position, its fields, and the columns that count its steps."""
 RUNS = ("run_id", "run", "run_name")
-"""Columns that tell the runs of one file apart."""
+"""Columns that distinguish the runs in one file."""
 
 
 def _runs(path: Path, entries: Iterable[Entry], layout: LogLayout, left_out: Sequence[str] = ()) -> list[Log]:
-    """Sort rows by their run; rows without a step are skipped where they hold nothing that is read."""
+    """Sort rows by run; rows without a step are skipped if they hold nothing that is read."""
     by_run: dict[str, list[Row]] = {}
     stepless = None
     for where, entry, columns in entries:
@@ -50,7 +50,7 @@ def _runs(path: Path, entries: Iterable[Entry], layout: LogLayout, left_out: Seq
 
 
 def read_table(path: Path, data: bytes, layout: LogLayout, named: str | None) -> list[Log]:
-    """Runs of a wide table, such as a CSV export of W&B, whose columns may be called ``RUN - METRIC``."""
+    """The runs in a wide table, such as a CSV export of W&B, whose columns may be called ``RUN - METRIC``."""
     left_out: list[str] = []
     commas = False
     if data.startswith(b"PAR1"):
@@ -63,7 +63,7 @@ def read_table(path: Path, data: bytes, layout: LogLayout, named: str | None) ->
         header, rows, commas = _csv(path, text_of(path, data), known, left_out)
     if not rows:
         raise BudgetError(f"{path}: holds no rows")
-    # A column without a name is the index that pandas writes, or comes of a delimiter at the end.
+    # A nameless column is the index that pandas writes, or comes from a trailing delimiter.
     names = {k: c.rpartition(" - ")[2] for k, c in enumerate(header) if c and not c.endswith(("__MIN", "__MAX"))}
     prefixes = {header[k].rpartition(" - ")[0] for k in names if " - " in header[k]}
     if len(prefixes) > 1:
@@ -88,14 +88,14 @@ def read_table(path: Path, data: bytes, layout: LogLayout, named: str | None) ->
 
 TRY = "import sys, polars; polars.read_parquet(sys.stdin.buffer)"
 LONGEST = 300.0
-"""Seconds in which a table must have been read."""
+"""Time limit for reading a table, in seconds."""
 
 
 @lru_cache(maxsize=1)
 def _problem(data: bytes) -> str:
-    """Why a Parquet file cannot be read; empty if it can. Remembered, since each trainer's reader asks.
+    """Why a Parquet file cannot be read; empty if it can. Cached, since each trainer's reader asks.
 
-    A size in which one bit is flipped ends the process that reads it, which had better be another one.
+    A single flipped bit in a size can end the process that reads the file, so another process tries it.
     """
     try:
         tried = subprocess.run([sys.executable, "-c", TRY], input=data, capture_output=True, timeout=LONGEST)
@@ -108,7 +108,7 @@ def _problem(data: bytes) -> str:
 def _csv(
     path: Path, text: str, known: Collection[str | None], left_out: list[str]
 ) -> tuple[list[str], list[list[Any]], bool]:
-    """Header, rows, and whether numbers may have decimal commas; columns of steps that are known tell the delimiter."""
+    """Header, rows, and whether numbers may have decimal commas; known step columns determine the delimiter."""
     said = re.match(r"sep=(.)\r?\n", text)
     text = text[said.end() :] if said else text
     begin = text.lstrip("\r\n").split("\n", 1)[0]
@@ -116,7 +116,7 @@ def _csv(
     def columns(delimiter: str) -> list[str]:
         return [name.rpartition(" - ")[2].strip() for row in csv.reader([begin], delimiter=delimiter) for name in row]
 
-    # With which the header has a column of steps, or else the most columns.
+    # The delimiter that gives the header a step column or, failing that, the most columns.
     best = max(",;\t", key=lambda d: (not set(known).isdisjoint(columns(d)), len(columns(d))))
     delimiter = said[1] if said else best
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
@@ -147,11 +147,11 @@ def _csv(
 
 SWAP = str.maketrans(",.", ".,")
 EITHER = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
-"""What may be thousands as well as a fraction."""
+"""A number whose comma may separate thousands or decimals."""
 
 
 def _swap(path: Path, rows: Sequence[list[Any]], read: Mapping[int, str]) -> None:
-    """Write decimal commas as points, where a number in the columns that are read can have no other meaning."""
+    """Replace decimal commas by points, if a number in the columns that are read has no other meaning."""
     if not any(
         "," in row[k]
         and not EITHER.fullmatch(row[k].strip())
@@ -182,7 +182,7 @@ def _is_cell(text: str) -> bool:
 
 
 def read_lines(path: Path, data: bytes, layout: LogLayout, named: str | None) -> list[Log]:
-    """Runs of a file of JSON lines: flat metrics with a step, or veRL's ``{"step": …, "data": {…}}``."""
+    """The runs in a file of JSON lines: flat metrics with a step, or veRL's ``{"step": …, "data": {…}}``."""
     left_out: list[str] = []
     lines = list(_objects(path, text_of(path, data), layout, left_out))
     if named is not None and not any(named in fields for _, fields in lines):
@@ -191,7 +191,7 @@ def read_lines(path: Path, data: bytes, layout: LogLayout, named: str | None) ->
     def entries() -> Iterator[Entry]:
         for number, fields in lines:
             where = f"{path}: line {number}"
-            # W&B's count is asked about only where it matters: tables and system metrics have lines of their own.
+            # W&B's count is refused only if the entry matters: tables and system metrics have lines of their own.
             matters = any(layout.needed.match(key) for key in fields)
             columns = (named,) if named else step_columns(fields, layout, None, where) if matters else layout.steps
             yield where, fields, columns
@@ -200,7 +200,7 @@ def read_lines(path: Path, data: bytes, layout: LogLayout, named: str | None) ->
 
 
 def _objects(path: Path, text: str, layout: LogLayout, left_out: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file, flattened, each with the number of its line."""
+    """The objects in a file, flattened, each with its line number."""
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -214,7 +214,7 @@ def _objects(path: Path, text: str, layout: LogLayout, left_out: list[str]) -> I
         except BudgetError:
             raise
         except (ValueError, RecursionError):
-            # A run that was killed leaves its last line incomplete, and a crash leaves zeros.
+            # A killed run leaves its last line incomplete, and a crash leaves zeros.
             if number < len(lines) or not (line.startswith("{") or not line.strip("\0")):
                 raise DamagedLogError(f"{path}: line {number} is not JSON") from None
             left_out.append(f"{path}: its last line, {number}, is incomplete and is left out")
@@ -223,24 +223,24 @@ def _objects(path: Path, text: str, layout: LogLayout, left_out: list[str]) -> I
 
 
 STEP = re.compile(r"(?<![\w/])step:(\d+) - (?=\S.*?:)")
-"""The beginning of what veRL prints of a step; ``timing_s/step:12.3`` is a metric."""
+"""The beginning of a step in veRL's output; ``timing_s/step:12.3`` is a metric."""
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 RAY = re.compile(r"\s*\(([^()]*\bpid=\d+[^()]*)\) ?")
-"""The prefix of what another process of Ray's printed."""
+"""The prefix of output from another Ray process."""
 REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*")
 NUMPY = re.compile(r"np\.\w+\((.*)\)")
 
 
 def is_console(text: str) -> bool:
-    """Return whether a text holds a step as veRL prints it."""
+    """Return whether a text contains a step as veRL prints it."""
     return STEP.search(text) is not None
 
 
 def read_console(path: Path, data: bytes, layout: LogLayout, named: str | None) -> list[Log]:
-    """The run that veRL printed: ``step:3 - key:value - key:value``, with or without Ray's prefix, between other text.
+    """The run in veRL's output: ``step:3 - key:value - key:value``, with or without Ray's prefix, between other text.
 
-    As in ``verl/utils/logger/aggregate_logger.py``: older versions print three decimals, newer ones all of them, as
-    ``np.float64(0.5)`` where NumPy does. The trainer prints its configuration, too, when it starts.
+    The format is that of ``verl/utils/logger/aggregate_logger.py``: older versions print three decimals, newer ones all
+    of them, and ``np.float64(0.5)`` if NumPy does. The trainer also prints its configuration when it starts.
     """
     left_out: list[str] = []
     lines = text_of(path, data).split("\n")
@@ -263,7 +263,7 @@ def read_console(path: Path, data: bytes, layout: LogLayout, named: str | None) 
 
 
 def _metrics(text: str, where: str, left_out: list[str]) -> dict[str, str]:
-    """The metrics of a line."""
+    """The metrics in a line."""
     metrics, begin = {}, ""
     for part in text.split(" - "):
         key, colon, value = part.rpartition(":")
@@ -277,7 +277,7 @@ def _metrics(text: str, where: str, left_out: list[str]) -> dict[str, str]:
 
 
 def _configuration(path: Path, lines: Sequence[str]) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
-    """The configuration that veRL printed at its last start, and what that changed."""
+    """The configuration that veRL printed at its last start, and what that start changed."""
     config: dict[str, Any] = {}
     changed: dict[str, tuple[Any, Any]] = {}
     open_by: dict[str, list[str]] = {}
@@ -303,11 +303,11 @@ def _configuration(path: Path, lines: Sequence[str]) -> tuple[dict[str, Any], di
 
 
 MOST_LINES = 5_000
-"""Lines that a configuration has at most."""
+"""Most lines in a configuration."""
 
 
 def _literal(text: str) -> dict[str, Any]:
-    """A dictionary as Python prints it, empty where the text is none."""
+    """A dictionary as Python prints it, empty if the text is not one."""
     try:
         # Infinity has no literal.
         document = ast.literal_eval(re.sub(r"(?<=: )-?(?:inf|nan)(?=[,}\]])", "None", text))
