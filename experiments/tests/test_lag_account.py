@@ -29,8 +29,8 @@ from experiments.running.worker import Evaluated, UntilStopped, opened_ledger
 
 from .made import cell
 
-SCHEDULES = int(os.environ.get("ISOCOMPUTE_LAG_SCHEDULES", "16"))
-"""Of each of three modes; ``nox -s faults`` has more."""
+SCHEDULES = int(os.environ.get("ISOCOMPUTE_LAG_SCHEDULES", "67"))
+"""Of each of three modes, 16 of them among the fast tests; ``nox -s faults`` has more."""
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
 PROBED, EVALUATED = 4, 3
 """Rollouts of a probe of pushed weights, and of an evaluation."""
@@ -431,13 +431,16 @@ def check_end(schedule: Schedule, home: Path, learner: Counter, progress: Progre
     return {name: count.rollouts for name, count in totals.canonical.items()} | {"lost": totals.lost_training.rollouts}
 
 
+@pytest.mark.parametrize(
+    "numbers", [range(16), pytest.param(range(16, SCHEDULES), marks=pytest.mark.slow("51 runs of each mode"))], ids=str
+)
 @pytest.mark.parametrize("mode", ["virtual", "in_flight", "constant"])
 def test_everything_made_is_charged_once_and_learnt_from_once_wherever_a_run_with_a_lag_is_killed(
-    mode: str, homes: Path
+    mode: str, numbers: range, homes: Path
 ) -> None:
     sums: dict[str, int] = {}
     cuts = 0
-    for number in range(SCHEDULES):
+    for number in numbers:
         schedule = Schedule(random.Random(f"{mode} {number}"), mode)
         home = homes / str(number)
         for longer in (False, True)[: 1 + (number % 4 == 0)]:
@@ -449,6 +452,6 @@ def test_everything_made_is_charged_once_and_learnt_from_once_wherever_a_run_wit
             sums = {name: sums.get(name, 0) + count for name, count in found.items()}
             cuts += cut
     # All of it happened.
-    assert cuts > SCHEDULES / 2
+    assert cuts > len(numbers) / 2
     wanted = {"trained", "filtered", "unused", "lost", "eval"} | ({"stale", "failed"} if mode != "constant" else set())
     assert {name for name in wanted if not sums[name]} == set()
