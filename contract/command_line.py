@@ -32,13 +32,14 @@ def run(
     around: AbstractContextManager[object] | None = None,
     at_once: bool = False,
 ) -> int:
-    """Run a console script: lines go to stdout, an error that a user can act on as one line to stderr.
+    """Run a console script: results go to stdout; an error that a user can act on goes to stderr as one line.
 
     Args:
-        package: Name of the script and of the distribution that it belongs to.
-        commands: Modules whose ``add`` adds a parser; its default ``run`` takes the arguments and gives lines to print.
-        around: In which a command runs.
-        at_once: Whether nothing is printed before a command has succeeded, and not each line as it comes.
+        package: Name of the script and of its distribution.
+        commands: Modules whose ``add`` adds a parser; the parser's default ``run`` takes the arguments and yields lines
+            to print.
+        around: Context in which the command runs.
+        at_once: Whether to print only after the command has succeeded, instead of line by line.
 
     Returns:
         0, or the ``exit_status`` that a command sets in its arguments; 2 after an error; 128 plus its number after a
@@ -51,15 +52,15 @@ def run(
             for line in list(lines) if at_once else lines:
                 _write(line)
     except _UnwritableError as error:
-        # Keep the interpreter from complaining on its way out.
+        # Keep the interpreter from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # A reader that goes away (head, less) has seen enough.
+        # A reader that closes the pipe (head, less) has seen enough.
         return 0 if error.reader_left else _report_error(str(error))
     except (IsoComputeError, OSError) as error:
         return _report_error(str(error))
     except KeyboardInterrupt as interrupt:
         if str(interrupt):
-            # What a command says of itself, such as where it continues.
+            # A command's own message, such as where it continues.
             print(str(interrupt), file=sys.stderr)
         return 128 + signal.SIGINT
     return int(getattr(arguments, "exit_status", 0))
@@ -74,7 +75,7 @@ class _UnwritableError(Exception):
 
 
 AMOUNTS = {"K": 3, "M": 6, "B": 9, "T": 12}
-"""Suffixes of amounts, and the power of ten of each."""
+"""Suffixes of amounts, with their powers of ten."""
 
 
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -82,10 +83,10 @@ THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def new_file(text: str) -> Path:
-    """A file to be written, in a folder that is there: said before what takes minutes.
+    """A file to write, in an existing folder; checked before anything that takes minutes.
 
     Raises:
-        argparse.ArgumentTypeError: Its folder is not there, or it is a folder itself.
+        argparse.ArgumentTypeError: Its folder does not exist, or the path is a folder.
     """
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
@@ -98,7 +99,7 @@ def amount(text: str) -> Decimal:
     """An amount as people write it: 50000, 24_576, 2,000,000, 2e6, 250k, 1M or 1.5B.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        argparse.ArgumentTypeError: It is not an amount.
     """
     digits, power = THOUSANDS.sub("", text.strip()), AMOUNTS.get(text.strip()[-1:].upper(), 0)
     try:
@@ -107,17 +108,17 @@ def amount(text: str) -> Decimal:
         value = Decimal("NaN")
     if not value.is_finite():
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not an amount such as 50000, 2e6, 250k, 1M or 1.5B")
-    # Exact, whatever a library has made of the process's decimal context.
+    # Exact, even if a library has changed the process's decimal context.
     sign, figures, exponent = value.as_tuple()
     return Decimal((sign, figures, int(exponent) + power))
 
 
 EXAMPLE = "example: "
-"""Begins a line of an epilog that is a command, which is neither wrapped nor joined to the next."""
+"""Marks an epilog line as a command, which is neither wrapped nor joined to the next line."""
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Fills text, and leaves examples as they are, so that they can be copied."""
+    """Fills text, but keeps examples unchanged, so that they can be copied."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
@@ -126,20 +127,20 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line, as the commands do, and names what may have been meant."""
+    """A parser that reports an error in one line, like the commands, and suggests what may have been meant."""
 
     def __init__(self, **given: Any) -> None:
-        # An option that is another command's must not be taken for one that begins like it.
+        # Another command's option must not be taken for one that begins like it.
         super().__init__(**{"formatter_class": _Formatter, "allow_abbrev": False, **given})
-        # So that -2M and -1e6 are amounts below 0 and no options, as -2 is.
+        # Treat -2M and -1e6 as negative amounts, not options, like -2.
         self._negative_number_matcher = re.compile(r"-\.?\d")
         self._words: list[str] = []
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and refuse what is unknown here, where its command's options are known."""
+        """Parse, and refuse unknown arguments here, where the command's options are known."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                # In a locale without Unicode, what it cannot encode is escaped.
+                # In a locale without Unicode, characters that cannot be encoded are escaped.
                 stream.reconfigure(errors="backslashreplace")
         self._words = list(sys.argv[1:] if args is None else args)
         found, unknown = super().parse_known_args(args, namespace)
@@ -149,7 +150,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2."""
-        # What is missing is noticed before what is unknown, by which it may have been meant.
+        # Missing arguments are noticed before unknown ones, which may be misspellings of them.
         if "required" in message and (unknown := self._unknown_options()):
             message += f"; unrecognized arguments: {' '.join(unknown)}"
         raise SystemExit(_report_error(f"{message}{self._meant(message)} (see {self.prog} --help)"))
@@ -159,13 +160,13 @@ class Parser(argparse.ArgumentParser):
         return [option for action in self._actions for option in action.option_strings]
 
     def _unknown_options(self) -> list[str]:
-        """The long options that are given and begin none of those that are known."""
+        """The given long options that are not a prefix of any known one."""
         own = self._words[: self._words.index("--")] if "--" in self._words else self._words
         given = [word.partition("=")[0] for word in own if word.startswith("--")]
         return [name for name in given if not any(option.startswith(name) for option in self._options)]
 
     def _meant(self, message: str) -> str:
-        """The command, choice or options that are nearest to those that are unknown."""
+        """The command, choice or options closest to the unknown ones."""
         if listed := message.partition("unrecognized arguments: ")[2]:
             unknown, known = re.findall(r"--[\w-]+", listed), self._options
         elif choice := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
@@ -177,7 +178,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _PrintCompletion(argparse.Action):
-    """Print what completes the command line in a shell."""
+    """Print a shell completion script."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, option: str | None = None) -> NoReturn:
         try:
@@ -194,13 +195,13 @@ class _PrintCompletion(argparse.Action):
 
 
 def _with_commands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """A parser, and those of its commands."""
+    """A parser, and the parsers of its commands."""
     groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     return [parser, *(command for group in groups for command in group.choices.values())]
 
 
 def parser_of(package: str, description: str, commands: Sequence[ModuleType]) -> argparse.ArgumentParser:
-    """The parser of a console script; arguments as of ``run``."""
+    """The parser of a console script; arguments as in ``run``."""
     parser = Parser(prog=package, description=description)
     parser.add_argument("--version", action="version", version=f"{package} {_version(package)}")
     parser.add_argument(
@@ -244,7 +245,7 @@ def _signals_raise_exit() -> Iterator[None]:
     def raise_exit(number: int, _: object) -> NoReturn:
         raise SystemExit(128 + number)
 
-    # A signal that is ignored (nohup) or handled by the caller stays so.
+    # A signal that is ignored (nohup) or handled by the caller stays that way.
     left = [
         getattr(signal, name)
         for name in ("SIGTERM", "SIGHUP")

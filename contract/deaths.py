@@ -1,6 +1,6 @@
-"""Deaths under a call: the errors of Ray that mean that infrastructure died, and not that the call failed.
+"""Deaths during a call: the Ray errors that mean that infrastructure died, not that the called code failed.
 
-Judged by the names of an error's classes, so that no package needs Ray for it.
+Errors are judged by the names of their classes, so that no package needs Ray for it.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from .errors import InfrastructureError
 
 FEWER = "fewer workers on the node or more memory help, or another RAY_memory_usage_threshold (a share of its memory)"
 OF_CODE = frozenset({"CrossLanguageError", "UserCodeException"})
-"""Errors of Ray, besides ``RayTaskError``, that report an error of the code that was called."""
+"""Ray errors, besides ``RayTaskError``, that report an error in the called code."""
 LONGEST = 300
-"""Characters of a message of Ray that are shown."""
+"""Most characters of a Ray message to show."""
 
 
 def death(error: BaseException) -> str | None:
-    """The reason of a call's end where what it ran on died, was lost or had no room; such a call may be made again.
+    """Why a call ended if its infrastructure died, was lost or had no room; such a call may be repeated.
 
-    A task that failed because of an actor that it called itself, such as an engine or a rank, counts as well.
+    This includes a task that failed because of an actor that it called itself, such as an engine or a rank.
 
     Returns:
-        The reason in one line, with the node and what helps where Ray names them; None for an error of the code.
+        The reason in one line, with the node and a remedy if Ray names them; None for an error in the code.
     """
     names = {kind.__name__ for kind in type(error).__mro__}
     if "RayTaskError" in names:
         cause = getattr(error, "cause", None)
-        # In place of an error that cannot be pickled Ray puts one of its own base class.
+        # Ray replaces an error that cannot be pickled by one of its own base class.
         return None if cause is None or type(cause).__name__ == "RayError" else death(cause)
     if isinstance(error, InfrastructureError):
         return line(str(error))
@@ -37,7 +37,7 @@ def death(error: BaseException) -> str | None:
 
 
 def _out_of_memory(text: str) -> str:
-    """The report of Ray's memory monitor, without its advice of thirty lines."""
+    """The report of Ray's memory monitor, without its thirty lines of advice."""
     node, used = _found(r"IP: ([^,\s)]+)", text), _found(r"\bwas ([\d.]+ ?GB[^()\n]*)", text)
     own = _found(r"actual memory used=([\d.]+ ?GB)", text)
     most = re.search(r"PID\s+MEM\(GB\)\s+COMMAND\s+(\d+)\s+([\d.]+)", text)
@@ -47,12 +47,12 @@ def _out_of_memory(text: str) -> str:
 
 
 def _described(error: BaseException) -> str:
-    """The class of an error, the node where its text names one, and the sentence that says why."""
+    """The class of an error, the node if its text names one, and the sentence with the reason."""
     text, kind = str(error), type(error).__name__
     node = _found(r"^\s*ip: (\S+)", text)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not re.match(r"\s*\w+: \S+$", line)]
     why = next((line for line in lines if re.search(r"because|due to", line)), lines[0] if lines else "")
-    # What may have been the cause, and the exit codes of Ray's own sockets, tell nobody anything.
+    # Possible causes, and the exit codes of Ray's own sockets, are uninformative.
     why = line(why.partition(" Worker exit type:")[0].partition(" Some common causes")[0]).rstrip(".")
     killed = "worker process has died" in why
     hint = ". Where the kernel killed it for its memory (dmesg says so), fewer workers on the node help"
@@ -60,7 +60,7 @@ def _described(error: BaseException) -> str:
 
 
 def line(text: str) -> str:
-    """A text in one line, of which no more is shown than can be read."""
+    """A text in one line, shortened to a readable length."""
     joined = " ".join(text.split()) or "no reason given"
     return joined if len(joined) <= LONGEST else joined[: LONGEST - 1] + "…"
 

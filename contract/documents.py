@@ -1,4 +1,4 @@
-"""YAML, JSON and TOML that somebody else wrote, within bounds: aliases let a short file expand without end."""
+"""YAML, JSON and TOML from others, within bounds: aliases let a short file expand without end."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from .errors import IsoComputeError, printable
 from .files import reason_of
 
 DEEPEST = 100
-"""Levels of the deepest document."""
+"""Most levels in a document."""
 LARGEST = 4_000_000
-"""Values and characters of the largest YAML document, with each alias written out."""
+"""Most values and characters in a YAML document, with each alias expanded."""
 
 
 class DocumentError(IsoComputeError):
-    """A text is no document of its kind; the message says why, and whoever catches it says where the text stands."""
+    """A text is not a document of its kind; the message says why, and the caller adds where the text is."""
 
 
 class EndlessError(DocumentError):
-    """A document is nested too deeply, contains itself, or is too large once its aliases are written out."""
+    """A document is nested too deeply, contains itself, or is too large once its aliases are expanded."""
 
 
 def parsed(text: str, kind: Literal["yaml", "json", "toml"] = "yaml") -> Any:
-    """Return what a text says; YAML without tags of Python's.
+    """Return the content of a text; YAML without Python's tags.
 
     Raises:
         DocumentError: It is not of that kind, or ``EndlessError``.
@@ -40,7 +40,7 @@ def parsed(text: str, kind: Literal["yaml", "json", "toml"] = "yaml") -> Any:
     except RecursionError:
         raise _too_deep() from None
     except Exception as error:
-        # Constructors of YAML's values raise what Python's types raise. Advice on long numbers is for programmers.
+        # YAML's value constructors raise the errors of Python's types. Advice on long numbers is for programmers.
         why = printable(reason_of(error)).partition("; use sys.")[0]
         raise DocumentError(f"not {kind.upper()} ({why})") from None
     return document
@@ -55,7 +55,7 @@ def _yaml(text: str) -> Any:
 
     loader = yaml.SafeLoader(text)
     try:
-        # An alias is the very node that it stands for: nothing is written out before it is measured.
+        # An alias is the same node as its target, so nothing is expanded before it is measured.
         node = loader.get_single_node()
         if node is None:
             return None
@@ -67,7 +67,7 @@ def _yaml(text: str) -> Any:
 
 
 def _refuse_twice(root: Any) -> None:
-    """Refuse a mapping with a key that is there twice, of which PyYAML would take the last."""
+    """Refuse a mapping with a duplicate key; PyYAML would use the last one."""
     waiting, seen = [root], set[int]()
     while waiting:
         node = waiting.pop()
@@ -78,17 +78,17 @@ def _refuse_twice(root: Any) -> None:
         waiting += [part for each in node.value for part in (each if isinstance(each, tuple) else [each])]
         first: dict[str, Any] = {}
         for key in keys:
-            # Several merges are one.
+            # Several merge keys count as one.
             if isinstance(key.value, str) and key.value != "<<" and first.setdefault(key.value, key) is not key:
                 one, other = first[key.value].start_mark.line + 1, key.start_mark.line + 1
                 raise DocumentError(f"has {key.value!r} twice in one mapping, in line {one} and in line {other}")
 
 
 def _measure(part: Any, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """The levels and, in YAML, the size of a part of a document, each alias as large as what it stands for.
+    """The levels and, for YAML, the size of a part of a document; each alias is as large as its target.
 
     Args:
-        known: Those of the parts seen before; None while a part is being measured.
+        known: Results for the parts seen before; None while a part is being measured.
     """
     node = getattr(part, "value", None)
     if isinstance(node, str):

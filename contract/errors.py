@@ -1,4 +1,4 @@
-"""The errors that a user can act on, and text that may be shown."""
+"""Errors that a user can act on, and text that is safe to show."""
 
 import re
 from typing import TypeVar
@@ -7,24 +7,24 @@ import isocompute
 
 T = TypeVar("T")
 
-# With one slash where the address was taken for a path.
+# With a single slash if the address was treated as a path.
 _PASSWORD = re.compile(r"""(?<=://)[^\s'"]*@|(?<=:/)[^\s'":/]+:[^\s'"]*@|(?<=password=)[^&\s'"]+""")
 
 
 def redacted(text: str) -> str:
-    """The text without the names and passwords that addresses in it carry.
+    """The text without the names and passwords in its addresses.
 
-    ``http://alice:secret@host`` becomes ``http://***@host``. A password may contain an unquoted ``@`` or ``/``: all up
-    to the last ``@`` of the word goes.
+    ``http://alice:secret@host`` becomes ``http://***@host``. A password may contain an unquoted ``@`` or ``/``, so
+    everything up to the last ``@`` of the word is removed.
     """
     return _PASSWORD.sub(lambda found: "***@" if found[0].endswith("@") else "***", text)
 
 
 def printable(text: str) -> str:
-    r"""Text in which everything that a terminal would act upon is escaped.
+    r"""Text in which everything that a terminal would act on is escaped.
 
-    Control characters, escape sequences, line breaks, characters that turn the direction of writing and bytes that
-    were no text (lone surrogates) appear as ``\x1b``, ``\n`` and the like; what can be printed stays as it is.
+    Control characters, escape sequences, line breaks, characters that change the writing direction and bytes that were
+    not text (lone surrogates) appear as ``\x1b``, ``\n`` and the like; printable text stays as it is.
     """
     if text.isprintable():
         return text
@@ -32,17 +32,17 @@ def printable(text: str) -> str:
 
 
 def _shared(kind: T) -> T:
-    """One class for all packages, that of the package imported first, though each has its own copy of this file."""
-    # The namespace of the packages is the one module that they have in common.
+    """Share one class, that of the first package imported, among all packages, though each has a copy of this file."""
+    # The packages' namespace is the only module that they have in common.
     found: T = vars(isocompute).setdefault(f"_{kind.__name__}", kind)  # type: ignore[attr-defined]
     return found
 
 
 @_shared
 class IsoComputeError(ValueError):
-    """Something asked for cannot be done; the message says what was wrong, where, and what would be right.
+    """A request cannot be fulfilled; the message says what was wrong, where, and what would be right.
 
-    The base of every package's errors. The message carries no password of an address.
+    The base of every package's errors. The message contains no passwords from addresses.
     """
 
     def __init__(self, message: object = "") -> None:
@@ -51,17 +51,17 @@ class IsoComputeError(ValueError):
 
 @_shared
 class TableError(IsoComputeError):
-    """A table is not what its schema says; the message names the file, the column and the row."""
+    """A table does not match its schema; the message names the file, the column and the row."""
 
 
 @_shared
 class TrackingError(IsoComputeError):
-    """MLflow is not installed, cannot be reached, or does not hold what was asked for."""
+    """MLflow is not installed, cannot be reached, or does not hold what was requested."""
 
 
 @_shared
 class FileError(IsoComputeError):
-    """A file cannot be written; what was there before is still there."""
+    """A file cannot be written; the previous file is unchanged."""
 
 
 @_shared

@@ -1,4 +1,4 @@
-"""Atomic writes: a file is replaced whole or not at all."""
+"""Atomic writes: a file is replaced completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from .errors import FileError, IsoComputeError
 def atomic_write(
     path: str | Path, *, error: type[IsoComputeError] = FileError, replace: bool = True
 ) -> Iterator[BinaryIO]:
-    """Write a file atomically: it replaces the old one when the block succeeds, and is discarded otherwise.
+    """Write a file atomically: it replaces the old one if the block succeeds, and is discarded otherwise.
 
-    The content is synced before the rename: a power cut leaves the old file or the new one, whole.
+    The content is synced before the rename, so a power cut leaves either the complete old file or the complete new one.
 
     Args:
-        path: Where the file belongs; its folder is made when it is not there.
-        error: What to raise when the file cannot be written.
-        replace: Whether a file that is there is replaced, and not refused.
+        path: Target path; its folder is created if it does not exist.
+        error: Error class to raise if the file cannot be written.
+        replace: Whether to replace an existing file instead of refusing.
 
     Raises:
-        IsoComputeError: ``error``, when the file cannot be written, or is there and must not be replaced. What was
-            there stays.
+        IsoComputeError: ``error``, if the file cannot be written, or exists and must not be replaced. The existing file
+            stays.
     """
     path = Path(path)
     aside: Path | None = None
     try:
         if path.exists() and not path.is_file():
-            # Not a device either, which root would replace by a file.
+            # A device is refused as well, since root would replace it by a file.
             raise error(f"{path}: cannot be written (it is a {'folder' if path.is_dir() else 'special file'})")
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Opened as any file, since those of tempfile are the user's alone: its mode follows the umask.
+        # Opened like any file, so that its mode follows the umask: tempfile's files are readable only by the user.
         new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.writing")
         with new.open("xb") as stream:
             aside = new
@@ -47,7 +47,7 @@ def atomic_write(
             aside.replace(path)
             return
         try:
-            # Unlike a rename, a link never takes the place of a file that is there.
+            # Unlike a rename, a link never replaces an existing file.
             path.hardlink_to(aside)
         except FileExistsError:
             raise error(f"{path}: is there already") from None
@@ -59,7 +59,7 @@ def atomic_write(
 
 
 def write_text(path: str | Path, text: str, *, error: type[IsoComputeError] = FileError) -> Path:
-    """Write a text as UTF-8, as of ``atomic_write``; returns the path."""
+    """Write a text as UTF-8, like ``atomic_write``; return the path."""
     with atomic_write(path, error=error) as stream:
         stream.write(text.encode())
     return Path(path)

@@ -1,4 +1,4 @@
-"""Settings as pydantic reads them: strict and frozen; and what is wrong with some, in one sentence."""
+"""Settings validated by pydantic, strict and frozen; and what is wrong with invalid ones, in one sentence."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 STRICT = ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True)
-"""No value is converted, and no key is unknown."""
+"""No value is converted, and no unknown key is accepted."""
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 LONGEST = 80
-"""Characters of a value that a message shows."""
+"""Most characters of a value to show in a message."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def settings(error: type[IsoComputeError]) -> Callable[[type[T]], type[T]]:
-    """Make a class a frozen dataclass whose values pydantic checks."""
+    """Make a class a frozen dataclass with values checked by pydantic."""
 
     def made(kind: type[T]) -> type[T]:
         checked: Any = dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)(kind)
@@ -51,14 +51,14 @@ def settings(error: type[IsoComputeError]) -> Callable[[type[T]], type[T]]:
 
 
 def made_of(kind: type[T], plain: Mapping[str, Any], error: type[Exception], *above: str) -> T:
-    """Make settings from plain values, as JSON, YAML and ``dataclasses.asdict`` hold them.
+    """Make settings from plain values, as in JSON, YAML and ``dataclasses.asdict``.
 
     Args:
-        error: Raised with a sentence where a value is refused, or is none that JSON has.
-        above: Keys of these settings, which the sentence begins with.
+        error: Raised with a sentence if a value is refused, or is not a JSON value.
+        above: Keys that lead to these settings; the sentence begins with them.
     """
     try:
-        # As JSON, whose lists and mappings are the tuples and dataclasses of strict settings.
+        # Through JSON, whose lists and mappings become the tuples and dataclasses of strict settings.
         return TypeAdapter(kind).validate_json(json.dumps(plain))
     except ValidationError as refused:
         raise error(refusal(refused, kind, *above)[1]) from None
@@ -67,7 +67,7 @@ def made_of(kind: type[T], plain: Mapping[str, Any], error: type[Exception], *ab
 
 
 def refusal(error: ValidationError, kind: type, *above: str) -> tuple[tuple[str | int, ...], str]:
-    """Say the first thing that is wrong with settings, and where: the keys that lead to it.
+    """Describe the first thing that is wrong with settings, and where: the keys that lead to it.
 
     Unknown keys are reported before missing ones: an unknown key may be a misspelling of a missing one.
     """
@@ -76,7 +76,7 @@ def refusal(error: ValidationError, kind: type, *above: str) -> tuple[tuple[str 
     why, value, message, context = first["type"], first["input"], first["msg"], first.get("ctx", {})
     location = first["loc"]
     if why in (*UNKNOWN, *MISSING):
-        # What is wrong is a key; the settings that have it, or should have it, are above.
+        # A key is wrong; the settings that have it, or should have it, are one level up.
         location = location[:-1]
     elif location[-1:] == ("[key]",):
         location = location[:-2]
@@ -98,7 +98,7 @@ def refusal(error: ValidationError, kind: type, *above: str) -> tuple[tuple[str 
         if not path:
             return tuple(names), text
         if any(names[0] in _fields(model) for model in models):
-            # A rule that begins with the setting that is to change.
+            # A rule that begins with the setting to change.
             return (*keys, *names), f"{path}.{text}"
         return keys, f"{path}: {text}"
     if why.startswith("union_tag") and isinstance(value, Mapping):
@@ -128,7 +128,7 @@ def _shown(value: Any) -> str:
 
 
 def _followed(location: tuple[str | int, ...], kind: type) -> tuple[tuple[str | int, ...], list[type]]:
-    """Return the keys of a place without the tags that pydantic adds for a kind, and the classes that are there."""
+    """Return the keys of a location without pydantic's tags for union members, and the classes there."""
     keys: list[str | int] = []
     models = [kind]
     for key in location:
@@ -144,14 +144,14 @@ def _followed(location: tuple[str | int, ...], kind: type) -> tuple[tuple[str | 
 
 
 def _fields(kind: type) -> dict[str, Any]:
-    """Return the types of the settings of a class."""
+    """Return the types of a class's settings."""
     names = kind.model_fields if issubclass(kind, BaseModel) else [each.name for each in fields(kind)]  # type: ignore[arg-type]
     hints = get_type_hints(kind)
     return {name: hints[name] for name in names}
 
 
 def _models(hint: Any) -> Iterator[type]:
-    """Yield the classes of settings in a type."""
+    """Yield the settings classes in a type."""
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
         if is_dataclass(hint) or issubclass(hint, BaseModel):
             yield hint

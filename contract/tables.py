@@ -1,4 +1,4 @@
-"""The tables that pass between parts: named, versioned schemas, checked wherever a table is read."""
+"""The tables exchanged between parts: named, versioned schemas, checked whenever a table is read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TABLE_KEY, VERSION_KEY = "isocompute.table", "isocompute.schema_version"
 """Keys of a Parquet file's metadata."""
 SUFFIXES = (".parquet", ".csv")
 KINDS = {"i": "a whole number", "f": "a number", "b": "true or false", "s": "text"}
-"""Types of columns in words, by their first letter."""
+"""Column types in words, by first letter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,9 @@ class Schema:
     """A named table, as in ``docs/artifacts.md``.
 
     Attributes:
-        version: ``major.minor``. A major version is one that older readers misread; a minor one adds columns.
+        version: ``major.minor``. A new major version would be misread by older readers; a minor one adds columns.
         keys: Columns that identify a row; a table is sorted by them.
-        metrics: Whether columns such as ``avg_at_4`` are part of the table, at least one of them.
+        metrics: Whether the table has columns such as ``avg_at_4``, at least one.
     """
 
     name: str
@@ -101,7 +101,7 @@ def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
         found = [c for c in frame.columns if re.match(METRIC_PATTERN, c)]
         if not found:
             raise TableError(f"{where}: the {name} table has no metric column such as avg_at_4")
-        # Each ``avg_at_k`` is filled from the others: the mean over samples estimates one quantity, whatever k.
+        # Fill each ``avg_at_k`` from the others: the mean over samples estimates the same quantity for every k.
         averages = [c for c in found if c.startswith("avg_at_")]
         frame = frame.with_columns(pl.coalesce(c, *(o for o in averages if o != c)).alias(c) for c in averages)
         present += [Column(name=c, type="f64", description="metric", min=0, max=1) for c in found]
@@ -149,14 +149,14 @@ def _checked(series: pl.Series, column: Column, table: str, where: str) -> pl.Se
 
 
 def read(source: str | Path, name: str) -> pl.DataFrame:
-    """Read a table from wherever it is.
+    """Read a table from any source.
 
     Args:
-        source: A Parquet or CSV file, a folder that holds ``NAME.parquet`` files at any depth,
-            ``mlflow:EXPERIMENT``, ``runs:/RUN_ID[/NAME]``, or a tracking URI (``sqlite:///…``, ``http://…``).
+        source: A Parquet or CSV file, a folder with ``NAME.parquet`` files at any depth, ``mlflow:EXPERIMENT``,
+            ``runs:/RUN_ID[/NAME]``, or a tracking URI (``sqlite:///…``, ``http://…``).
 
     Returns:
-        The checked table; the tables of several files or runs are one table.
+        The checked table; the tables of several files or runs are joined into one.
     """
     text, path = str(source), Path(source)
     if path.is_dir():
@@ -179,7 +179,7 @@ def files_of(folder: Path, name: str) -> list[Path]:
 
 
 def _load(path: Path, where: str) -> pl.DataFrame:
-    """Read one file, whatever its table, unless its schema is newer than ours."""
+    """Read one file of any table, unless its schema is newer than ours."""
     import polars as pl
 
     _check_suffix(path, where)
@@ -201,7 +201,7 @@ def _check_suffix(path: Path, where: object) -> None:
 
 
 def check_version(path: Path, *, where: str) -> None:
-    """Refuse a Parquet file of ours whose schema has a newer major version; one that states none is accepted."""
+    """Refuse one of our Parquet files if its schema has a newer major version; a file without a version is accepted."""
     import polars as pl
 
     stated = pl.read_parquet_metadata(path)
@@ -222,7 +222,7 @@ def check_version(path: Path, *, where: str) -> None:
 
 
 def concat(frames: Iterable[pl.DataFrame], name: str, *, where: str = "memory") -> pl.DataFrame:
-    """Join tables of one kind into one checked table; a row that occurs whole in two of them counts once."""
+    """Join tables of one kind into one checked table; a row that occurs identically in two of them counts once."""
     import polars as pl
 
     checked = [check(frame, name, where=where) for frame in frames]
@@ -233,10 +233,10 @@ def concat(frames: Iterable[pl.DataFrame], name: str, *, where: str = "memory") 
 
 
 def write(frame: pl.DataFrame, name: str, path: str | Path) -> Path:
-    """Check a table and write it whole or not at all; a Parquet file states the version of its schema.
+    """Check a table and write it atomically; a Parquet file states its schema's version.
 
     Args:
-        path: A ``.parquet`` or ``.csv`` file; its folder is made when it is not there.
+        path: A ``.parquet`` or ``.csv`` file; its folder is created if it does not exist.
     """
     import polars as pl
 
@@ -251,6 +251,6 @@ def write(frame: pl.DataFrame, name: str, path: str | Path) -> Path:
             else:
                 checked.write_csv(stream)
         except pl.exceptions.PolarsError as error:
-            # polars reports a full disk as an error of its own, with the system's words at the end.
+            # polars reports a full disk as its own error, with the system's message at the end.
             raise OSError(str(error).rpartition("error: ")[2]) from None
     return path

@@ -1,7 +1,7 @@
-"""What MLflow holds: tables and documents as artifacts of runs, found by name and linked by content.
+"""Access to MLflow: tables and documents as artifacts of runs, found by name and linked by content.
 
-A run carries a table as the artifact ``NAME.parquet`` (a document as ``NAME.json``) and the tag
-``isocompute.artifact.NAME = sha256:…``. MLflow is imported when asked, and of the packages by this file only.
+A run holds a table as the artifact ``NAME.parquet`` (a document as ``NAME.json``) and the tag
+``isocompute.artifact.NAME = sha256:…``. MLflow is imported on demand; in the packages, only this file imports it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .errors import TrackingError
 from .files import reason_of
 
 STORES = ("sqlite:///", "file:///", "http://", "https://")
-"""Beginnings of tracking URIs."""
+"""Prefixes of tracking URIs."""
 DEFAULT_URI = "sqlite:///mlflow.db"
 ARTIFACT_TAG = "isocompute.artifact."
 SUPERSEDED_TAG = "isocompute.superseded"
 OWNER_TAG = "isocompute.owner"
-"""Who made a run, and in which folder: nobody else changes it."""
+"""Who made a run, and in which folder; nobody else changes the run."""
 RUN_ID = re.compile(r"[\w-]+", re.ASCII)
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -36,37 +36,37 @@ os.environ.setdefault("DO_NOT_TRACK", "true")
 
 
 def is_of_mlflow(source: str) -> bool:
-    """Return whether a source is MLflow's, and neither a file nor a folder."""
+    """Return whether a source is MLflow's rather than a file or a folder."""
     return source.startswith(("mlflow:", "runs:/", *STORES))
 
 
 def mlflow_module() -> Any:
-    """MLflow, imported now; where the user set no limits, it gives up a server that hangs after half a minute."""
+    """Import and return MLflow; unless the user set limits, it gives up on a hanging server after half a minute."""
     try:
         import mlflow
         from mlflow import environment_variables as defaults
     except ImportError:
         package = "isocompute-" + (__package__ or "").split(".")[1]
         raise TrackingError(f'MLflow is not installed: pip install "{package}[mlflow]"') from None
-    # By MLflow's own it takes 20 minutes. Not in the environment, which the trainers that we start inherit.
+    # MLflow's own limits take 20 minutes. Not set in the environment, which the trainers that we start inherit.
     defaults.MLFLOW_HTTP_REQUEST_TIMEOUT.default = 15
     defaults.MLFLOW_HTTP_REQUEST_MAX_RETRIES.default = 1
     return mlflow
 
 
 def connect(uri: str | None = None, *, create: bool = False) -> Any:
-    """Point MLflow at a store that answers; returns its client.
+    """Point MLflow at a store that answers; return its client.
 
     Args:
         uri: Tracking URI; by default ``MLFLOW_TRACKING_URI``, else ``sqlite:///mlflow.db`` here.
-        create: Whether a local store that is not there is made; a reader would only leave an empty one behind.
+        create: Whether to create a missing local store; a reader would only leave an empty one behind.
     """
     mlflow = mlflow_module()
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     if not create:
         _refuse_missing(uri)
         if uri.startswith("file:"):
-            # MLflow no longer writes stores of files, and reads them on request.
+            # MLflow no longer writes file stores, but reads them on request.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri(uri)
     client = mlflow.MlflowClient()
@@ -80,7 +80,7 @@ def connect(uri: str | None = None, *, create: bool = False) -> Any:
 
 
 def _refuse_missing(uri: str) -> None:
-    """Refuse a local store that is not there: MLflow makes one of any path, and its tables in any database."""
+    """Refuse a missing local store: MLflow would create one at any path, and its tables in any database."""
     parts = urllib.parse.urlsplit(uri)
     if parts.scheme.startswith("sqlite"):
         path = Path(uri.partition(":///")[2].partition("?")[0])
@@ -101,13 +101,13 @@ def _holds_experiments(database: Path) -> bool:
             query = "SELECT 1 FROM sqlite_master WHERE name = 'experiments'"
             return connection.execute(query).fetchone() is not None
     except sqlite3.DatabaseError as error:
-        # One that is busy or unreadable is left to MLflow, which says so itself.
+        # A busy or unreadable store is left to MLflow, which reports it.
         return isinstance(error, sqlite3.OperationalError)
 
 
 @contextlib.contextmanager
 def answering(source: str) -> Iterator[None]:
-    """Put what MLflow raises while it reads a source into one sentence."""
+    """Turn MLflow's errors while reading a source into one sentence."""
     try:
         yield
     except TrackingError:
@@ -121,17 +121,16 @@ def fetch(source: str, name: str) -> list[Path]:
     """Download a named artifact from MLflow.
 
     Args:
-        source: ``runs:/RUN_ID[/NAME]`` for one run, ``mlflow:EXPERIMENT[?owner=OWNER]`` for every run of an
-            experiment (and an owner) that carries the artifact, a tracking URI (``sqlite:///…``, ``http://…``) for
-            every run there.
-        name: Artifact wanted, such as ``evals``; a NAME in the source overrides it.
+        source: ``runs:/RUN_ID[/NAME]`` for one run, ``mlflow:EXPERIMENT[?owner=OWNER]`` for every run of an experiment
+            (and an owner) that has the artifact, or a tracking URI (``sqlite:///…``, ``http://…``) for every run there.
+        name: Artifact to fetch, such as ``evals``; a NAME in the source overrides it.
 
     Returns:
         The files, each in a folder named after its run, removed when the process ends.
 
     Raises:
-        TrackingError: No such run or experiment, none of its runs carries the artifact, or several owners' do, which
-            are not to be mixed.
+        TrackingError: No such run or experiment, none of its runs has the artifact, or those of several owners do,
+            which must not be mixed.
     """
     client, runs = runs_of(source)
     with answering(source):
@@ -150,7 +149,7 @@ def fetch(source: str, name: str) -> list[Path]:
 
 
 def _refuse_several_owners(source: str, name: str, carriers: Collection[Any]) -> None:
-    """Refuse to mix what several owners made, unless one of them has all that is there."""
+    """Refuse to mix several owners' artifacts, unless one of them owns everything there."""
     contents: dict[str, set[str]] = {}
     for run in carriers:
         if OWNER_TAG in run.data.tags:
@@ -164,7 +163,7 @@ def _refuse_several_owners(source: str, name: str, carriers: Collection[Any]) ->
 
 
 def runs_of(source: str) -> tuple[Any, list[Any]]:
-    """The MLflow client of a source's store, and the runs that the source names."""
+    """The MLflow client of a source's store, and the runs in the source."""
     whole = source.startswith(STORES)
     client = connect(source if whole else None)
     search = partial(mlflow_module().search_runs, output_format="list", order_by=["attributes.start_time"])
@@ -184,7 +183,7 @@ def runs_of(source: str) -> tuple[Any, list[Any]]:
 
 
 def _download(client: Any, run_id: str, name: str, folder: Path) -> Path:
-    # A server names its runs, and MLflow looks at the paths of artifacts alone.
+    # A server chooses its run names, and MLflow checks only the paths of artifacts.
     if not RUN_ID.fullmatch(run_id):
         raise TrackingError(
             f"a run has the id {run_id!r}, which is no name of a folder: its server is not to be trusted"

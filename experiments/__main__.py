@@ -44,7 +44,7 @@ COMMANDS = {
     "send": ("send to MLflow what earlier commands could not", ""),
     "schema": ("print the JSON schema of params.yaml, for editors", ""),
 }
-"""What each command does, and an example of its arguments."""
+"""Each command's purpose, and example arguments."""
 
 
 NEEDED = (
@@ -52,7 +52,7 @@ NEEDED = (
     ("--model", "MODEL", "the base model: a folder, or a name on the hub with its --revision"),
     ("--verifier", "NAME", "what says whether a response is right: exact, math, runs, python:MODULE:FUNCTION, …"),
 )
-"""What ``init`` must be told: the flag, its value, and what it is."""
+"""What ``init`` needs: the flag, its value, and a description."""
 
 FIGURES = {
     "--all": "every figure that can run here, one after the other",
@@ -60,11 +60,11 @@ FIGURES = {
     "--gallery": "write docs/figures.md from the committed tables",
     "--resolution": "the smallest effects that figures can resolve",
 }
-"""What else ``figure`` does."""
+"""Further options of ``figure``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; an error a user can act on is one line and exit code 2."""
+    """Run one command; an error that a user can act on is one line and exit code 2."""
     given = parser().parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
     if given.command == "schema":
         print(json.dumps(document_schema(), indent=1, ensure_ascii=False))
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """The parser for all commands."""
     parser = Parser(prog="python -m experiments", description="Find the n that a budget is best spent with.")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     added: dict[str, argparse.ArgumentParser] = {}
@@ -118,7 +118,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.command == "send":
         return send()
     if given.command == "figure":
-        # Imported here, as below: not every command needs what another one does.
+        # Imported here, like those below: each command needs different modules.
         from .studies.figures import command
 
         for line in command.lines(given):
@@ -131,7 +131,7 @@ def _run(given: argparse.Namespace) -> int:
         init(given, preset)
         return 0
     if not preset.needs_the_hub():
-        # Libraries ask the hub about folders, too, and wait where there is no network.
+        # Libraries query the hub even for folders, and wait if there is no network.
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if given.command == "repro":
         return repro(preset)
@@ -149,7 +149,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def file_of(preset: str | None) -> Path:
-    """The file of a preset that is asked for: params.yaml, or that which ``init`` has written beside it."""
+    """The file of the requested preset: params.yaml, or the file that ``init`` has written beside it."""
     if preset is None or not (own := Path(f"{checked_name(preset)}.yaml")).is_file():
         return PARAMS
     try:
@@ -160,7 +160,7 @@ def file_of(preset: str | None) -> Path:
 
 
 def stage(preset: Preset, name: str, problem_set: str | None) -> None:
-    """Run one stage, and note how long it took."""
+    """Run one stage, and record its duration."""
     run = import_module(f"experiments.stages.{name}").run
     began = time.monotonic()
     if problem_set is None:
@@ -177,14 +177,14 @@ def stage(preset: Preset, name: str, problem_set: str | None) -> None:
 
 
 def send() -> int:
-    """Send what waits in the outbox; returns 1 where something still does."""
+    """Send what is waiting in the outbox; return 1 if something still is."""
     from .running.tracker import Sender
 
     return int(Sender().report())
 
 
 def init(given: argparse.Namespace, like: Preset) -> None:
-    """Write a preset of one's own beside params.yaml, and say how it is run."""
+    """Write the user's own preset beside params.yaml, and say how to run it."""
     name, missing = given.name or f"my-{like.name}", [flag for flag, *_ in NEEDED if not getattr(given, flag[2:])]
     if given.copy:
         text = copied_text(name, like.name, find(file_of(given.preset), given.preset)[1])
@@ -206,7 +206,7 @@ def init(given: argparse.Namespace, like: Preset) -> None:
 
 
 def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Run a command that runs stages; a signal is passed on to the stage, and this ends after it."""
+    """Run a command that runs stages; a signal is passed on to the stage, and this call ends after it."""
     import psutil
 
     process = psutil.Popen(command, env=variables)
@@ -220,7 +220,7 @@ def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
             below = []
             with suppress(psutil.Error):
                 below = process.children(recursive=True)
-                # While DVC runs a stage it waits for it; between two stages it ends.
+                # DVC waits for a running stage; between two stages it ends.
                 process.send_signal(signal.SIGINT)
             for each in below:
                 with suppress(psutil.Error):
@@ -236,7 +236,7 @@ def repro(preset: Preset) -> int:
 
     before = len(SECONDS.read_text().splitlines()) if SECONDS.exists() else 0
     with shared_cluster(preset.processors()) as environment:
-        # The stages' `python` is to be this one, in an activated environment or not.
+        # The stages' `python` must be this one, in an activated environment or not.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         asked = [sys.executable, "-m", "dvc", "repro"]
         code = call(asked, {**os.environ, **environment, "PATH": path})

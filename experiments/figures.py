@@ -1,4 +1,4 @@
-"""Figures of the pipeline that belong to no package, and how such figures are written."""
+"""Figures of the pipeline that belong to no package, and functions to write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#975a16")
 
 
 def difficulty_histogram(counts: pl.DataFrame, settings: DifficultyConfig, path: Path) -> None:
-    """Draw pass rates under the base model, with the problem sets marked (IsoCompute Playbook, Figure 2)."""
+    """Draw the base model's pass rates, with the problem sets marked (IsoCompute Playbook, Figure 2)."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
     width = float(counts["highest"][0] - counts["lowest"][0])
@@ -27,7 +27,7 @@ def difficulty_histogram(counts: pl.DataFrame, settings: DifficultyConfig, path:
 
 
 def pyplot() -> Any:
-    """Matplotlib without a screen, whose files are the same every time."""
+    """Matplotlib without a display, with reproducible files."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -41,7 +41,7 @@ def save(figure: Any, path: Path) -> None:
     """Write a figure without a date or a version, and close it.
 
     Args:
-        path: File name without its ending; ``.svg`` and ``.png`` are written.
+        path: File name without suffix; ``.svg`` and ``.png`` are written.
     """
     with atomic_write(path.with_suffix(".svg")) as stream:
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})

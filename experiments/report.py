@@ -1,4 +1,4 @@
-"""What is said of a preset that was run: sections of the report of a fit, and the closing summary of ``repro``."""
+"""Reports about a preset that was run: sections for the report of a fit, and the closing summary of ``repro``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .running.tracker import charts
 from .settings import PreparedConfig, Preset
 
 WORDS = {"eval": "evaluation", "pilot": "training"}
-"""Cohorts of the ledger that are called otherwise here."""
+"""Cohorts of the ledger that have another name here."""
 
 
 def sections(preset: Preset, problem_set: str) -> list[Section]:
-    """Further sections of the report of the fit."""
+    """Further sections for the report of the fit."""
     sweep = OUT / "sweep" / problem_set
     states = json.loads((sweep / "cells.json").read_text())["cells"]
     found = [_bases(preset, problem_set), health(states), Section(title="What was spent", table=spent(sweep))]
@@ -55,7 +55,7 @@ def _bases(preset: Preset, problem_set: str) -> Section:
 
 
 def health(states: Sequence[Mapping[str, Any]]) -> Section:
-    """Every flag of every cell at the first step at which its condition was met, and which cells diverged."""
+    """Every flag of every cell at the first step that met its condition, and which cells diverged."""
     rows = []
     for state in states:
         found = [(flag["step"], flag["name"].replace("_", " "), flag["reason"]) for flag in state["health"]]
@@ -79,9 +79,9 @@ def health(states: Sequence[Mapping[str, Any]]) -> Section:
 
 
 def spent(folder: Path) -> Table:
-    """Rollouts and tokens, by what they were generated for.
+    """Rollouts and tokens, by purpose.
 
-    Evaluations before the first update belong to a seed, whose cells share them, and have rows of their own.
+    Evaluations before the first update belong to a seed, whose cells share them, and have their own rows.
     """
     states = json.loads((folder / "cells.json").read_text())["cells"]
     pilots = [state["run_id"] for state in states if state["purpose"] == "pilot"]
@@ -103,7 +103,7 @@ def spent(folder: Path) -> Table:
 
 
 def choice(fitted: Fitted) -> dict[str, Any]:
-    """The n of least expected regret at the largest compute, how often an n is best, and those within noise of it."""
+    """The n of least expected regret at the largest compute, the probability that it is best, and all n as good."""
     decision = fitted.decide(fitted.largest)
     n = decision.chosen.cell.rollouts_per_problem
     return {
@@ -114,14 +114,14 @@ def choice(fitted: Fitted) -> dict[str, Any]:
 
 
 def choice_text(found: Mapping[str, Any]) -> str:
-    """A choice, to be printed."""
+    """A choice, as text."""
     near = [str(n) for n in found["near"]]
     said = f"n = {found['rollouts_per_problem']} with {found['probability_best']:.0%}"
     return said if len(near) == 1 else f"undecided between n = {' and '.join(near)} ({said})"
 
 
 def closing_summary(preset: Preset, took: Sequence[Mapping[str, Any]]) -> str:
-    """The answer of each problem set, what became of its test, what was spent, and how long each stage took."""
+    """Each problem set's answer, the result of its test, what was spent, and how long each stage took."""
     lines = [""]
     for name in preset.sweep:
         lines += [*_problem_set(preset, name), ""]
@@ -150,7 +150,7 @@ def _problem_set(preset: Preset, name: str) -> list[str]:
 
 
 def from_other_bases(preset: Preset, name: str) -> str:
-    """The sentence in the file ``base.others``; empty where there is none of this sweep."""
+    """The sentence in the file ``base.others``; empty if it has none for this sweep."""
     if not isinstance(preset.base, PreparedConfig) or not preset.base.others:
         return ""
     document = json.loads(Path(preset.base.others).read_text())
@@ -158,6 +158,6 @@ def from_other_bases(preset: Preset, name: str) -> str:
 
 
 def sweep_digest(preset: Preset, name: str) -> str:
-    """Hash of what is swept, base models apart."""
+    """Hash of what is swept, excluding base models."""
     swept = preset.sweep[name]
     return digest({**swept.model_dump(mode="json", exclude={"learner"}), "learner": dict(swept.learner)})

@@ -1,1 +1,1 @@
-"""Run cells: their identity, the workers that train them, and what is kept of them."""
+"""Run cells: their identity, the workers that train them, and what is stored of them."""

@@ -1,6 +1,6 @@
-"""Cells: the single runs that sweeps, pilots and tests of a prescription are made of, their names and their rates.
+"""Cells: the single runs in sweeps, pilots and tests of a prescription; their names and learning rates.
 
-The run id of a cell is a hash of all that its result depends on: settings, problems, base model, code, versions and
+A cell's run id is a hash of everything that its result depends on: settings, problems, base model, code, versions and
 hardware.
 """
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One ``(B_p, n, seed)`` run and all that its result depends on.
+    """One ``(B_p, n, seed)`` run and everything that its result depends on.
 
     Attributes:
-        purpose: ``sweep``, ``pilot`` or ``prescribe``; shown, and no part of the identity.
-        rollouts: Budget, C; no part of the identity, since a longer run begins as the shorter one.
+        purpose: ``sweep``, ``pilot`` or ``prescribe``; for display, not part of the identity.
+        rollouts: Budget, C; not part of the identity, since a longer run begins like the shorter one.
     """
 
     purpose: str
@@ -45,32 +45,32 @@ class Cell:
 
     @cached_property
     def run_id(self) -> str:
-        """Hash of all that the result depends on."""
+        """Hash of everything that the result depends on."""
         plain = asdict(self)
         del plain["purpose"], plain["rollouts"]
         return digest(plain)
 
     @property
     def named_run(self) -> RunConfig:
-        """Its settings in the learner's loop."""
+        """Its settings for the learner's loop."""
         return replace(self.run, run_id=self.run_id)
 
     @cached_property
     def baseline_id(self) -> str:
-        """Hash of all that its first evaluation depends on, which cells of one seed share."""
+        """Hash of everything that its first evaluation depends on; cells of one seed share it."""
         return digest(
             {"start": asdict(self.origin), "seed": self.run.seed, "evaluation_samples": self.evaluation_samples}
         )
 
     @property
     def update_steps(self) -> int:
-        """M, the steps of its budget."""
+        """M, the steps in its budget."""
         return self.rollouts // self.run.batch_rollouts
 
     def evals_row(
         self, *, step: int, rollouts: int, tokens: int, questions: int, scores: Mapping[str, float]
     ) -> dict[str, Any]:
-        """A row of its ``evals``, with rollouts and tokens up to the step."""
+        """A row of its ``evals`` table, with rollouts and tokens up to the step."""
         return {
             "run_id": self.run_id,
             "step": step,
@@ -99,10 +99,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Inputs that all cells of a problem set and a base model share.
+    """Inputs shared by all cells of a problem set and a base model.
 
     Attributes:
-        base: Hash of its content.
+        base: Hash of the base model's content.
         problems: Hash of the problems and of their verifiers' code (``problems_hash``).
     """
 
@@ -124,7 +124,7 @@ class Generation:
 
     @classmethod
     def of(cls, preset: Preset) -> Generation:
-        """That of a preset."""
+        """The generation settings of a preset."""
         return cls(sampling=preset.sampling, prompting=preset.prompting, scoring=preset.scoring)
 
 
@@ -134,8 +134,8 @@ class Surroundings:
 
     Attributes:
         code: Hash of the code in the import closure of the loop.
-        engine: Settings of vLLM, among them the type of its weights; the learner's are float32.
-        placement: Where the engine is, or how many there are.
+        engine: Settings of vLLM, including the type of its weights; the learner's are float32.
+        placement: Where the engine is, or the number of engines.
     """
 
     code: str
@@ -148,29 +148,29 @@ class Surroundings:
 
     @classmethod
     def of(cls, resources: ResourcesConfig) -> Surroundings:
-        """Those of this checkout and of resources with a sampler and an engine (``Preset.resolved_resources``)."""
+        """The surroundings in this checkout, for resources with sampler and engine (``Preset.resolved_resources``)."""
         return cls(code=code_of(LOOP), versions=versions(), **computing(resources))
 
 
 MEMORY = frozenset({"memory_share", "kv_cache_gib", "sleep"})
-"""Settings of an engine that change how much it holds, and no response."""
+"""Engine settings that change its memory, but no response."""
 
 
 def computing(resources: ResourcesConfig) -> dict[str, Any]:
-    """Return the resources that a result depends on, of those with a sampler and an engine."""
+    """Return the part of the resources that a result depends on; the sampler and the engine must be resolved."""
     engine, replicas = asdict(resources.engine), resources.replicas
     return {
         "sampler": resources.sampler,
         "device": resources.device,
         "engine": {name: value for name, value in engine.items() if name not in MEMORY},
-        # Batches of several engines differ in the last digits of log-probabilities.
+        # With several engines, batches differ in the last digits of log-probabilities.
         "placement": resources.placement if replicas == 1 else f"{replicas} replicas",
         "learner_ranks": resources.learner_ranks,
     }
 
 
 NAMESPACE = "isocompute"
-"""Of workers and their places in a cluster of Ray."""
+"""Namespace of workers and their placement groups in a Ray cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +178,11 @@ class WorkerConfig:
     """Settings of a worker.
 
     Attributes:
-        models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
+        models: Folder or name of each base model, by the hash of its content; they differ only in their weights.
         resources: With a sampler and an engine (``Preset.resolved_resources``).
-        beside_vllm: Whether the sampler's log-probabilities are compared with vLLM's, where that is installed: those of
-            one that a rule has chosen in place of vLLM.
-        responses: Most that an engine has room for (``Preset.responses``).
+        beside_vllm: Whether to compare the sampler's log-probabilities with vLLM's, if that is installed. This applies
+            to a sampler that a rule has chosen instead of vLLM.
+        responses: Most responses that an engine has room for (``Preset.responses``).
     """
 
     models: Mapping[str, str]
@@ -193,7 +193,7 @@ class WorkerConfig:
 
     @classmethod
     def of(cls, preset: Preset, models: Mapping[str, str]) -> WorkerConfig:
-        """Settings of the workers of a preset."""
+        """The settings of a preset's workers."""
         return cls(
             models=dict(models),
             generation=Generation.of(preset),
@@ -207,15 +207,15 @@ class WorkerConfig:
 class CommandCell(Cell):
     """A cell that a command trains. Its budget is part of its identity: trainers' schedules depend on their last step.
 
-    Its first evaluation is its own, since a trainer samples with its own seeds.
+    It has its own first evaluation, since a trainer samples with its own seeds.
     """
 
     @cached_property
     def run_id(self) -> str:
-        """Hash of all that the result depends on."""
+        """Hash of everything that the result depends on."""
         plain = asdict(self)
         del plain["purpose"]
-        # Of our learner's settings a command takes this one.
+        # The learning rate is the only one of our learner's settings that a command uses.
         plain["learner"] = self.learner.learning_rate
         return digest(plain)
 
@@ -238,14 +238,14 @@ class CommandCell(Cell):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSurroundings(Surroundings):
-    """The code and libraries that compute the result of a command, with the hash of each file that it depends on."""
+    """The code and libraries that compute a command's result, with the hash of each file that it depends on."""
 
     trainer: Mapping[str, Any]
     files: Mapping[str, str]
 
     @classmethod
     def of_trainer(cls, trainer: CommandTrainer, device: str, project: Path) -> CommandSurroundings:
-        """Those of this checkout and of the libraries that are installed."""
+        """The surroundings in this checkout, with the installed libraries."""
         return cls(
             code=code_of(COMMAND_LOOP),
             versions=versions_of(trainer),
@@ -269,7 +269,7 @@ def surroundings_of(preset: Preset) -> Surroundings:
 def files_of(trainer: CommandTrainer, project: Path) -> dict[str, str]:
     """Hash of each file and folder that a command depends on: those listed, and its words that are files.
 
-    Of Python, comments, docstrings and the texts of messages change no result, and no hash.
+    In Python files, comments, docstrings and message texts change neither results nor hashes.
     """
     named = {word for word in trainer.command[1:] if (project / word).is_file()}
     for name in trainer.files:
@@ -306,7 +306,7 @@ READ_BY_A_CELL = ("problem_id", "prompt", "answer", "verifier", "metadata", "spl
 
 
 def problems_hash(problems: pl.DataFrame) -> str:
-    """Hash of what a cell reads of its problems, and of the code of their verifiers: not of how hard they are."""
+    """Hash of what a cell reads of its problems, and of their verifiers' code; excludes how hard they are."""
     read = problems.select(name for name in READ_BY_A_CELL if name in problems.columns).sort("problem_id")
     table = sha256(read.write_csv().encode()).hexdigest()[:16]
     rules = code_of_rules(problems["verifier"].to_list())
@@ -314,7 +314,7 @@ def problems_hash(problems: pl.DataFrame) -> str:
 
 
 def check_problems(cell: Cell, problems: pl.DataFrame) -> None:
-    """Refuse to run a cell whose problems or verifiers are not those that its run id is of."""
+    """Refuse to run a cell whose problems or verifiers do not match its run id."""
     if problems_hash(problems) != cell.origin.problems:
         raise ExperimentError(
             f"the problems of {cell.name}, or the code of their verifiers, changed since the sweep began: start the "
@@ -324,7 +324,7 @@ def check_problems(cell: Cell, problems: pl.DataFrame) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """Makes the cells of one problem set."""
+    """Creates the cells of one problem set."""
 
     preset: Preset
     sweep: SweepConfig
@@ -341,7 +341,7 @@ class Design:
         base: str = "",
         problems: str = "",
     ) -> Design:
-        """That of a preset's problem set and base model; without the hashes of these its cells are only counted."""
+        """The design for a preset's problem set and base model; without the hashes, its cells can only be counted."""
         origin = Origin(
             problem_set=problem_set,
             base_model=base_model,
@@ -353,7 +353,7 @@ class Design:
         return cls(preset=preset, sweep=preset.sweep_of(problem_set), origin=origin)
 
     def declared_rates(self) -> Rates | None:
-        """The learning rates where they are declared; None where pilots find them."""
+        """The learning rates if they are declared; None if pilots find them."""
         rate = self.sweep.declared
         if rate is None:
             return None
@@ -362,11 +362,11 @@ class Design:
     def trials(
         self, rates: Iterable[float] | None = None, *, at: Iterable[tuple[int, int]] | None = None
     ) -> list[Cell]:
-        """One pilot cell for each seed, (n, B_p) and rate, none of a declared rate: all have a seed before one has two.
+        """One pilot cell per seed, (n, B_p) and rate, none for a declared rate; all get one seed before any gets two.
 
         Args:
-            rates: Learning rates; by default those that a search begins with.
-            at: Every (n, B_p); by default those that are searched.
+            rates: Learning rates; by default the initial ones of a search.
+            at: All (n, B_p); by default those that are searched.
         """
         pilot = self.sweep.search
         if pilot is None:
@@ -417,8 +417,8 @@ class Rates:
 
     Attributes:
         rule: ``constant``, ``linear``, ``sqrt`` or ``tuned``.
-        found: The rate at every (n, B_p) searched: one, the anchor, or with ``tuned`` several. Of a rate that is
-            declared for a batch of B rollouts that is (B, 1).
+        found: The rate at every searched (n, B_p): one, the anchor, or several with ``tuned``. A rate that is declared
+            for a batch of B rollouts is at (B, 1).
     """
 
     rule: str
@@ -428,9 +428,9 @@ class Rates:
         """The learning rate of a cell.
 
         From an anchor or a declared rate η at B_0 rollouts it is η, η·B/B_0 or η·√(B/B_0). A tuned rate is the one
-        that was found at this (n, B_p); between two tuned n of one B_p, log η is linear in log n; beyond them it is
-        that of the nearest n, since no rule says how the largest stable rate goes on. At a B_p that was not searched
-        the nearest B_p (in log B_p) is taken.
+        found at this (n, B_p). Between two tuned n of one B_p, log η is linear in log n. Beyond them it is the rate of
+        the nearest n, since no rule says how the largest stable rate continues. At a B_p that was not searched, the
+        nearest B_p (in log B_p) is used.
         """
         if self.rule != "tuned":
             (((n, size), rate),) = self.found.items()
@@ -446,10 +446,10 @@ class Rates:
             return low
         share = log(n / few) / log(many / few)
         rate = exp((1 - share) * log(low) + share * log(high))
-        # Rounding must not lead beyond what was found.
+        # Rounding must not leave the range that was found.
         return min(max(rate, min(low, high)), max(low, high))
 
 
 def rounded(rate: float) -> float:
-    """To twelve digits: a rate is part of a run's identity, and 0.001 is not to be 0.0010000000000000002."""
+    """Round to twelve digits: a rate is part of a run's identity, and 0.001 must not be 0.0010000000000000002."""
     return float(f"{rate:.12g}")

@@ -1,8 +1,8 @@
 """The Ray cluster that the stages run on, and its workers as actors.
 
-The cluster is one that is there already, or one head for a whole ``repro``. A worker that has loaded other code,
-libraries or base models than the driver is refused. On SIGTERM and SIGINT what runs may save its state first; a second
-signal ends it at once.
+The cluster already exists, or is one head for a whole ``repro``. A worker that has loaded other code, libraries or base
+models than the driver is refused. On SIGTERM and SIGINT, running cells may save their state first; a second signal ends
+them at once.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .cells import NAMESPACE, Cell, Surroundings, WorkerConfig, check_problems
 from .identity import CARRIES_NO_RESULT, LOOP, module_of, modules_of, reached, versions
 
 SESSION = "ISOCOMPUTE_SESSION"
-"""Names the actor that holds the workers of one ``repro``, for the stages that it runs."""
+"""Variable that names the actor holding one ``repro``'s workers, for the stages that it runs."""
 LOCAL = "isocompute_local"
-"""A resource of the head that ``cluster`` starts, by which stages know a cluster that does not grow."""
+"""A resource of the head that ``cluster`` starts, which tells stages that the cluster does not grow."""
 QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
-    # Workers have an environment of their own, so that none would be one that Ray has started in advance.
+    # Workers have their own environment, so they could not use a process that Ray prestarted.
     "RAY_prestart_worker_first_driver": "0",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -53,14 +53,14 @@ LOOPBACK = {
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
 }
-"""For Ray, vLLM and torch.distributed on one machine."""
+"""Settings of Ray, vLLM and torch.distributed for a single machine."""
 
 
 @contextmanager
 def open_cluster(processors: int) -> Iterator[None]:
-    """Join the cluster of ``RAY_ADDRESS`` or of this node, or start one for as long as this lasts.
+    """Join the cluster of ``RAY_ADDRESS`` or of this node, or start one for the duration of the block.
 
-    One that is started is reached from this machine only, and with the token in this process's environment.
+    A cluster started here can be reached only from this machine, and with the token in this process's environment.
     """
     import logging
 
@@ -87,13 +87,13 @@ def open_cluster(processors: int) -> Iterator[None]:
                 except ValueError as error:
                     if "existing cluster" not in str(error):
                         raise
-                    # On a node of a cluster Ray joins that by itself, and takes no sizes.
+                    # On a node of a cluster, Ray joins that cluster by itself, and accepts no sizes.
                     ray.init(**quiet)
         except Exception as error:
             raise ExperimentError(not_started(str(error))) from None
         stack.callback(ray.shutdown)
         if signals:
-            # Ray has put its own handlers in their place.
+            # Ray has replaced the handlers.
             install()
         yield
 
@@ -113,11 +113,11 @@ CURES = {
     "left of an older Ray (ray stop), or name a cluster that answers",
     "timed? ?out|GCS|raylet|deadline": f"try again when the machine has more memory and processors free; {LOGS}",
 }
-"""What helps where Ray does not start, by what its error says, the likelier reading first."""
+"""Advice if Ray does not start, by a pattern in its error, the likelier cause first."""
 
 
 def not_started(error: str) -> str:
-    """What was wrong when Ray did not start, and what to do, in one sentence."""
+    """Why Ray did not start, and what to do, in one sentence."""
     cure = next((cure for pattern, cure in CURES.items() if re.search(pattern, " ".join(error.split()), re.I)), LOGS)
     address = os.environ.get("RAY_ADDRESS")
     what = f"the Ray cluster of RAY_ADDRESS ({address}) cannot be joined" if address else "Ray cannot be started"
@@ -126,13 +126,13 @@ def not_started(error: str) -> str:
 
 @contextmanager
 def _closed() -> Iterator[None]:
-    """Let a head that is started now, and all that it starts, listen on loopback only and ask for a new token."""
+    """Make a head that starts now, and everything it starts, listen only on loopback and require a new token."""
     from ray._private import ray_constants
 
     settings = {**LOOPBACK, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     before = {name: os.environ.get(name) for name in settings}
     clusters = ray_constants.ENABLE_RAY_CLUSTER
-    # Read when Ray was imported; without clusters of several machines its address is loopback.
+    # Ray read this when it was imported; without multi-machine clusters, its address is loopback.
     ray_constants.ENABLE_RAY_CLUSTER = False
     os.environ.update(settings)
     _read_again()
@@ -149,7 +149,7 @@ def _closed() -> Iterator[None]:
 
 
 def _read_again() -> None:
-    """Let Ray read the environment again, which it read when it was imported."""
+    """Make Ray read the environment again, which it read when it was imported."""
     raylet: Any = import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
@@ -157,16 +157,16 @@ def _read_again() -> None:
 
 @contextmanager
 def shared_cluster(processors: int) -> Iterator[dict[str, str]]:
-    """Hold workers for several processes; yields the environment that lets them join.
+    """Hold workers for several processes; yield the environment that lets them join.
 
-    The workers belong to an actor that belongs to this process: when it ends, however it ends, they end, too.
+    The workers belong to an actor that belongs to this process, so they end whenever and however it ends.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     with open_cluster(processors):
         session = f"roster-{uuid4().hex[:12]}"
-        # On the node of this process, without which nothing goes on anyway.
+        # Use this process's node: without it nothing continues anyway.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         holder: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(Roster)
         roster = holder.options(name=session, namespace=NAMESPACE, runtime_env=environment()).remote(session)
@@ -183,16 +183,16 @@ def environment() -> dict[str, Any]:
 
 
 class WorkerActor:
-    """Has a worker, which is opened by a call, since an error of an actor's constructor comes back as its death."""
+    """An actor with a worker. A call opens it, since an error in an actor's constructor looks like its death."""
 
     def __init__(self) -> None:
         self._worker: Any = None
         self._loaded: Loaded | None = None
 
     def open(self, config: WorkerConfig) -> Loaded:
-        """Load the model, unless it is there already; returns what was loaded with it."""
+        """Load the model, unless it is already loaded; return what was loaded with it."""
         guard = CodeGuard.install()
-        # Imported under the guard.
+        # Imported while the guard is active.
         from .worker import Worker
 
         if self._loaded is None or self._worker.config != config:
@@ -208,7 +208,7 @@ class WorkerActor:
             return socket.gethostname(), False
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the worker; of a cell, only with the problems that its run id is of."""
+        """Call a worker's method; if it takes a cell, check first that the problems match its run id."""
         if isinstance(arguments[0], Cell):
             check_problems(*arguments[:2])
         return getattr(self._worker, method)(*arguments)
@@ -220,7 +220,7 @@ class Loaded:
 
     Attributes:
         modules: Hash of the code of each module that a cell depends on.
-        device: Where it computes: ``cuda`` where that was asked for and is there, else ``cpu``.
+        device: Where it computes: ``cuda`` if requested and available, else ``cpu``.
     """
 
     host: str
@@ -232,7 +232,7 @@ class Loaded:
 
     @classmethod
     def of(cls, config: WorkerConfig, guard: CodeGuard) -> Loaded:
-        """Look at this process, after its worker was made."""
+        """Describe this process, after its worker was made."""
         import torch
 
         guard.verify()
@@ -242,13 +242,13 @@ class Loaded:
             bases=frozenset(cell_folder.content(cell_folder.local_path(place)) for place in config.models.values()),
             modules=guard.hashes,
             versions=versions(),
-            # One that holds no GPU may be where there is none.
+            # A worker that holds no GPU may run on a machine without one.
             device="cpu" if config.resources.own_gpus and not torch.cuda.is_available() else config.resources.device,
         )
 
 
 class CodeGuard(MetaPathFinder):
-    """Notes the code of a cell before it is imported, and refuses to import a module that has changed since."""
+    """Records a cell's code before it is imported, and refuses to import a module that has changed since."""
 
     def __init__(self) -> None:
         self.hashes = modules_of(LOOP)
@@ -256,7 +256,7 @@ class CodeGuard(MetaPathFinder):
 
     @classmethod
     def install(cls) -> CodeGuard:
-        """The guard of this process: the first one there is."""
+        """This process's guard, created on the first call."""
         guard = next((finder for finder in sys.meta_path if isinstance(finder, cls)), None)
         if guard is None:
             guard = cls()
@@ -272,16 +272,16 @@ class CodeGuard(MetaPathFinder):
         return None
 
     def verify(self) -> None:
-        """Check that what another process would import now is what this one has loaded."""
+        """Check that another process would now import the same code as this one has loaded."""
         changed = [module for module in self.hashes if self._changed(module)]
         if changed:
             raise ExperimentError(_edited(changed))
 
     def _changed(self, module: str) -> bool:
-        # As it was when the guard began, since modules that were read are remembered.
+        # Modules are cached once read, so this is the state when the guard began.
         before = module_of(module)
         try:
-            # Only a file that was edited is parsed, to see whether what a cell needs of it was.
+            # Only an edited file is parsed, to see whether the part that a cell needs was edited.
             now = before.now() if before else None
         except (OSError, SyntaxError):
             return True
@@ -289,7 +289,7 @@ class CodeGuard(MetaPathFinder):
 
 
 def check(loaded: Loaded, *, bases: Collection[str], surroundings: Surroundings) -> None:
-    """Refuse a worker that loaded something else than the driver asked for."""
+    """Refuse a worker that loaded something other than the driver requested."""
     found = []
     if digest(loaded.modules) != surroundings.code:
         found.append(f"other code than this stage ({listed(_unequal(modules_of(LOOP), loaded.modules))})")
@@ -319,10 +319,10 @@ def _edited(modules: Sequence[str]) -> str:
 
 
 class Roster:
-    """Starts workers and keeps them until others are wanted; one ``repro`` holds it in an actor of its own.
+    """Starts workers and keeps them until others are needed; one ``repro`` holds it in its own actor.
 
-    Workers belong to the process that it is in, and end with it. Their names carry that session and the hash of what
-    they were started for, so that they are not confused with other actors.
+    Workers belong to its process, and end with it. Their names contain the session and the hash of what they were
+    started for, so they are not confused with other actors.
     """
 
     def __init__(self, session: str) -> None:
@@ -332,7 +332,7 @@ class Roster:
         self._actors: list[Any] = []
 
     def take(self, key: str, workers: int, actor: type, options: Mapping[str, Any]) -> list[Any]:
-        """Workers of a class: those that are there, or new ones in place of others.
+        """Workers of a class: the existing ones, or new ones that replace others.
 
         Args:
             key: Hash of the code, the base model and the settings that they are opened with.
@@ -341,13 +341,13 @@ class Roster:
 
         if self._key != key or len(self._actors) != workers:
             self.dismiss()
-            # Ray disassembles a class to know it again, which takes longer than to start an actor.
+            # Ray disassembles a class to identify it, which takes longer than starting an actor.
             self._key, self._class, self._options = key, ray.remote(actor), options
             self._actors = [self._start() for _ in range(workers)]
         return list(self._actors)
 
     def replace(self, index: int) -> Any:
-        """Start a worker in place of one that died, or that shows no progress."""
+        """Start a worker to replace one that died or shows no progress."""
         import ray
 
         ray.kill(self._actors[index])
@@ -369,14 +369,14 @@ class Roster:
 
 
 def cause(error: BaseException) -> str:
-    """The message of the error behind a Ray error: its last line that says something."""
+    """The message of the error behind a Ray error: its last non-empty line."""
     inner = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(inner).strip().splitlines() if line.strip()]
     return re.sub(r"^[\w.]*Error: ", "", lines[-1]) if lines else type(inner).__name__
 
 
 SAME_SECONDS = 2.0
-"""Signals within this time are one, which a terminal sent to a group and a command passed on."""
+"""Signals within this many seconds count as one: a terminal signals a whole group, and a command passes it on."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -384,7 +384,7 @@ class Stopped(KeyboardInterrupt):
     """A signal asked this process to end.
 
     Attributes:
-        exit_code: What a process that a signal ended exits with, as a shell sees it.
+        exit_code: Exit code of a process ended by the signal, as a shell reports it.
     """
 
     def __init__(self, number: int) -> None:
@@ -393,7 +393,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def exit_code(command: Callable[[], int | None]) -> int:
-    """Run a command of a command line: an error a user can act on is one line and exit code 2, a signal its own."""
+    """Run a command line: an error that a user can act on is one line and exit code 2; a signal has its own code."""
     try:
         return command() or 0
     except (ValueError, OSError) as error:
@@ -407,14 +407,14 @@ def exit_code(command: Callable[[], int | None]) -> int:
 
 
 def raise_stopped(number: int, _: Any = None) -> None:
-    """Handle a signal where there is nothing to save."""
+    """Handle a signal when there is nothing to save."""
     raise Stopped(number)
 
 
 def install() -> None:
-    """End this process by ``Stopped`` on a signal; called again once Ray, which installs handlers itself, has started.
+    """Make signals end this process with ``Stopped``; call it again after Ray, which has its own handlers, has started.
 
-    Outside of the main thread, where Python takes no handlers, nothing changes.
+    Outside the main thread, where Python allows no handlers, nothing changes.
     """
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
@@ -422,13 +422,13 @@ def install() -> None:
 
 
 def installed() -> bool:
-    """Return whether ``install`` was called, and nothing else has replaced a handler since."""
+    """Return whether ``install`` was called and no handler has been replaced since."""
     return any(signal.getsignal(number) is raise_stopped for number in SIGNALS)
 
 
 @contextmanager
 def deferred() -> Iterator[Callable[[], int | None]]:
-    """Note the first signal, and raise ``Stopped`` for it at the end of the block; a second one ends it where it is.
+    """Note the first signal, and raise ``Stopped`` for it at the end of the block; a second one ends the block at once.
 
     Yields:
         A function that returns the number of the signal that came, or None.

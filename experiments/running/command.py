@@ -1,4 +1,4 @@
-"""Trains a cell by a command, in a process of its own, and makes its tables from its ledger and its trainer's log."""
+"""Train a cell by a command in its own process, and make its tables from its ledger and its trainer's log."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .cells import READ_BY_A_CELL, CommandCell, CommandSurroundings
 
 POLL_SECONDS = 0.5
 SHOWN_LINES, LONGEST_LINE = 3, 300
-"""Limits on the last lines of a failed command that are shown."""
+"""Limits on the number and length of a failed command's last lines that are shown."""
 SETTINGS = "settings.json"
-"""The settings that the trainer was given, with which its log must agree."""
+"""File with the settings given to the trainer, which its log must agree with."""
 
 
 def train(
     bases: Mapping[str, str], cell: CommandCell, problems: pl.DataFrame, home: Path, _start: Path | None = None
 ) -> None:
-    """Run the command of a cell, which goes on from its own checkpoints, and read its log into tables."""
+    """Run a cell's command, which continues from its own checkpoints, and turn its log into tables."""
     if cell_folder.finished(cell, home):
         return
     check_surroundings(cell, project_of(home))
@@ -50,7 +50,7 @@ def train(
 
 
 def _run(words: Sequence[str], home: Path) -> bool:
-    """Run a command to its end; False where it was asked to stop before."""
+    """Run a command to its end; False if it was asked to stop before."""
     with (home / SAID).open("ab") as said:
         began = said.tell()
         process = subprocess.Popen(
@@ -80,7 +80,7 @@ def _run(words: Sequence[str], home: Path) -> bool:
 
 
 def _last_lines(path: Path, began: int) -> str:
-    """Join the last lines that a command printed since a position in the file."""
+    """Join the last lines that a command has printed since a position in the file."""
     with path.open("rb") as stream:
         stream.seek(max(began, stream.seek(0, os.SEEK_END) - 2**16))
         text = stream.read().decode(errors="replace")
@@ -89,14 +89,14 @@ def _last_lines(path: Path, began: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Variables of a command: ``python`` is this one, and a Ray that it starts is its own, not that of the sweep."""
+    """A command's environment: ``python`` is this one, and a Ray that it starts is its own, not the sweep's."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return {**own, "PATH": path, "RAY_ADDRESS": "local"}
 
 
 def project_of(home: Path) -> Path:
-    """The folder that a sweep is run in, of the whole path of a cell's folder; a worker may have begun elsewhere."""
+    """The sweep's working folder, from the full path of a cell's folder; a worker may have started elsewhere."""
     return home.parents[len(cell_folder.WORK.parts) + 1]
 
 
@@ -106,7 +106,7 @@ def trainer_of(cell: CommandCell) -> CommandTrainer:
 
 
 def check_surroundings(cell: CommandCell, project: Path) -> None:
-    """Refuse to run a command whose files or libraries are not those that the run id is of."""
+    """Refuse to run a command whose files or libraries do not match the run id."""
     before = cell.command
     now = CommandSurroundings.of_trainer(trainer_of(cell), before.device, project)
     changed = [name for name in before.files if now.files.get(name) != before.files[name]]
@@ -119,7 +119,7 @@ def check_surroundings(cell: CommandCell, project: Path) -> None:
 
 
 def command_of(cell: CommandCell, values: Mapping[str, str]) -> list[str]:
-    """The words of a cell's command, the settings of its trainer after those of the preset."""
+    """The words of a cell's command, followed by its trainer's settings."""
     return [*(filled(word, values) for word in trainer_of(cell).command), *flags_of(cell)]
 
 
@@ -146,12 +146,12 @@ def values_of(cell: CommandCell, home: Path, *, model: str, problems: Mapping[st
 
 
 def filled(word: str, values: Mapping[str, str]) -> str:
-    """A word with what stands for its placeholders."""
+    """A word with its placeholders replaced by their values."""
     return PLACEHOLDER.sub(lambda match: values[match[1]], word)
 
 
 def flags_of(cell: CommandCell) -> list[str]:
-    """Return the flags appended to the command of a cell: the settings of ``configuration_of``."""
+    """Return the flags appended to a cell's command: the settings of ``configuration_of``."""
     style = trainer(trainer_of(cell).trainer).style
     lines = render(configuration_of(cell), style)
     # ``--key value`` is two words, ``key=value`` one.
@@ -159,7 +159,7 @@ def flags_of(cell: CommandCell) -> list[str]:
 
 
 def configuration_of(cell: CommandCell) -> Configuration:
-    """The settings with which the trainer of a cell generates its budget, and no more."""
+    """The settings with which a cell's trainer generates exactly its budget."""
     settings = trainer_of(cell)
     allocation = Allocation(
         problems_per_batch=cell.run.problems_per_batch,
@@ -176,7 +176,7 @@ def configuration_of(cell: CommandCell) -> Configuration:
 
 
 def write_problems(problems: pl.DataFrame, folder: Path) -> dict[str, Path]:
-    """Write the problems of each side as JSON lines, with what a cell reads of them; returns the files."""
+    """Write each side's problems as JSON lines, with the columns that a cell reads; return the files."""
     columns = [name for name in READ_BY_A_CELL if name in problems.columns]
     files = {}
     for side in ("train", "validation"):
@@ -188,7 +188,7 @@ def write_problems(problems: pl.DataFrame, folder: Path) -> dict[str, Path]:
 
 
 def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, logs: str, questions: int) -> None:
-    """Write the tables of a cell whose command has ended, then that it has; those that no log can give are left out.
+    """Write a cell's tables after its command ended, then mark it as finished; tables that no log provides are omitted.
 
     Raises:
         ExperimentError: No budget was attached, the run is not at its budget, an evaluation is missing, or the log and
@@ -226,7 +226,7 @@ def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, 
 def _evals(
     cell: CommandCell, home: Path, settings: Mapping[str, Any], logs: str, questions: int, used: pl.DataFrame
 ) -> pl.DataFrame:
-    """The evaluations in the log, with what the ledger counted up to them; ``used`` is what each step used."""
+    """The evaluations in the log, with the ledger's counts up to them; ``used`` is what each step used."""
     command = trainer_of(cell)
     cell_folder.write_json(home / SETTINGS, {**settings, "world_size": command.world_size})
     said = {"seed": str(cell.run.seed), "questions": str(questions), "problem_set": cell.origin.problem_set}
@@ -262,9 +262,9 @@ def _evals(
 
 
 def timings_of(history: History, run_id: str, *, devices: int) -> pl.DataFrame:
-    """Return the duration of each surviving step as a ``timings`` table; without rows where the ledger does not say."""
+    """Return the duration of each surviving step as a ``timings`` table; no rows if the ledger does not say."""
     resumed = history.resumed_from
-    # What an attempt took for a step that a later one did again was lost with it.
+    # If a later attempt repeated a step, the first attempt's time for it is lost work.
     kept = [(step, seconds) for attempt, step, seconds in history.times if step <= min(resumed[attempt:], default=step)]
     frame = pl.DataFrame(kept, schema={"step": pl.Int64, "device_seconds": pl.Float64}, orient="row")
     return (

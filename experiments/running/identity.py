@@ -1,14 +1,13 @@
-"""Hashes of the code that an entry point reaches, found from syntax trees; nothing is imported to find out.
+"""Hashes of the code that an entry point reaches, found from syntax trees without importing it.
 
-From the entry point names are followed: the functions, classes, assignments and imports of a module that it reaches,
-what these reach in turn, and what modules that are loaded on the way do by themselves (``Module.effects``). A class is
-reached as a whole. The hash of a module is that of these statements, in their order, without docstrings, comments and
-the texts of messages.
+Names are followed from the entry point: the functions, classes, assignments and imports of a module that it reaches,
+what these reach in turn, and what modules loaded on the way do on their own (``Module.effects``). A class is reached as
+a whole. A module's hash covers these statements, in order, without docstrings, comments and message texts.
 
-Where a name alone does not say what is reached, more is taken: the whole of a module that is passed on as a value, run
-as a script or imported with ``*``, and of one that asks for its ``globals``; beside an import of a computed name, every
-module that a text names. Not followed are methods that find subclasses (``__subclasses__``, ``__init_subclass__``): a
-test keeps them out of this project.
+If a name alone does not determine what is reached, more is included: the whole of a module that is passed as a value,
+run as a script, imported with ``*``, or that uses its ``globals``. If the name of an import is computed, every module
+that a text names is included. Methods that find subclasses (``__subclasses__``, ``__init_subclass__``) are not
+followed; a test keeps them out of this project.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ from isocompute.rollout.scoring.code import digest, silenced
 
 ROOTS = ("experiments", "isocompute")
 WHOLE = "*"
-"""In place of a name: every name of a module."""
+"""Stands for every name of a module."""
 SCRIPT = "__main__"
-"""The name of what a module does as a script."""
+"""Name for what a module does as a script."""
 LAZY = "__getattr__"
-"""The function that loads the names of a package when they are asked for."""
+"""The function that loads a package's names on demand."""
 ASK_FOR_ALL = frozenset({"globals", "locals", "eval", "exec"})
 """Functions that may reach every name of the module that calls them."""
 IMPORTERS = frozenset({"import_module", "__import__"})
-"""Functions that take the name of a module as a text."""
+"""Functions that take a module's name as a text."""
 READING = frozenset({"get", "items", "keys", "values", "join", "split", "lower", "upper", "replace", "copy"})
-"""Methods of texts and dictionaries that change nothing."""
+"""Methods of texts and dictionaries that do not modify anything."""
 MAKE_CONSTANTS = frozenset(
     {"compile", "frozenset", "tuple", "getLogger", "Path", "TypeVar", "ConfigDict", "MappingProxyType", "join"}
 )
-"""Functions whose results nobody changes."""
+"""Functions whose results are never modified."""
 LOOP = "experiments.running.worker:Worker"
 """The entry point of a cell."""
 COMMAND_LOOP = "experiments.running.command:train"
-"""The entry point of our part of a cell that a command trains: how it is started, and its log read."""
+"""The entry point of our part of a cell trained by a command: starting it, and reading its log."""
 CARRIES_NO_RESULT = frozenset({"tracking", "store", "export"})
-"""Modules that only send away, or save once more, what was found: no run id depends on them."""
+"""Modules that only send or save results that already exist: no run id depends on them."""
 LIBRARIES = (
     "torch",
     "transformers",
@@ -63,13 +62,13 @@ LIBRARIES = (
     "latex2sympy2-extended",
     "sympy",
 )
-"""Libraries that compute, or decide what a response is worth."""
+"""Libraries that compute, or that decide a response's score."""
 Place = tuple[str, str]
-"""A module and a name in it; without a name the module, which is loaded."""
+"""A module and a name in it; an empty name stands for loading the module."""
 
 
 def versions(libraries: Iterable[str] = LIBRARIES) -> dict[str, str]:
-    """Versions of some libraries, by default those that compute; of those that are installed."""
+    """Versions of the installed ones among these libraries, by default those that compute."""
     found = {}
     for name in libraries:
         with suppress(PackageNotFoundError):
@@ -83,7 +82,7 @@ def code_of(entry: str) -> str:
 
 
 def modules_of(entry: str) -> dict[str, str]:
-    """Hash of what it reaches of each module, by its name."""
+    """By module name, the hash of what the entry point reaches in it."""
     return code_by_module(entry, without=CARRIES_NO_RESULT)
 
 
@@ -92,8 +91,8 @@ class Reached:
     """What some entry points reach.
 
     Attributes:
-        names: By module of this project; none of a module that is only loaded.
-        libraries: Other top-level modules that are imported, the standard library's among them.
+        names: By module of this project; empty for a module that is only loaded.
+        libraries: Other top-level modules that are imported, including the standard library's.
     """
 
     names: Mapping[str, frozenset[str]]
@@ -127,15 +126,15 @@ def reached(*entries: str, without: frozenset[str] = frozenset()) -> Reached:
 
 @cache
 def code_by_module(*entries: str, without: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Hash of what some entry points reach of each module, by its name."""
+    """By module name, the hash of what the entry points reach in it."""
     found = {name: (module_of(name), names) for name, names in reached(*entries, without=without).names.items()}
-    # Of what is only loaded nothing can be told apart.
+    # A module that is only loaded and does nothing has no content to distinguish.
     return {name: each.hash_of(names) for name, (each, names) in found.items() if each and (names or each.effects)}
 
 
 @cache
 def _folders(root: str) -> tuple[Path, ...]:
-    """Folders of the parts of a top-level package; a namespace has several."""
+    """Folders of a top-level package; a namespace has several."""
     spec = find_spec(root)
     return tuple(Path(place) for place in (spec.submodule_search_locations or ())) if spec else ()
 
@@ -155,7 +154,7 @@ def source_of(module: str) -> Path | None:
 
 @cache
 def module_of(name: str) -> Module | None:
-    """A module of this project as it was when it was first asked for, or None."""
+    """A module of this project as it was when first requested, or None."""
     path = source_of(name)
     return Module(name, path, path.read_bytes()) if path else None
 
@@ -164,8 +163,8 @@ class Module:
     """The top-level statements of a module.
 
     Attributes:
-        body: Without imports for type checkers.
-        bindings: The places in the body of the statements that bind a name.
+        body: Excludes imports for type checkers.
+        bindings: By name, the positions in the body of the statements that bind it.
     """
 
     def __init__(self, name: str, path: Path, text: bytes) -> None:
@@ -175,7 +174,7 @@ class Module:
         for_types = [each for each in tree.body if _is_for_types(each)]
         self._for_types = [node for each in for_types for node in ast.walk(each)]
         self.body = [each for each in tree.body if each not in for_types]
-        # Each is asked for by several entry points.
+        # Cached, since several entry points ask for each.
         self._contents: dict[int, str] = {}
         self._leads: dict[str, tuple[Place, ...]] = {}
         self.bindings: dict[str, list[int]] = {}
@@ -184,38 +183,38 @@ class Module:
                 self.bindings.setdefault(bound, []).append(index)
 
     def now(self) -> Module:
-        """The module as its file is now; the same object where nothing was written."""
+        """The module as its file is now; the same object if the file is unchanged."""
         text = self.path.read_bytes()
         return self if text == self.text else Module(self.name, self.path, text)
 
     @cached_property
     def imports(self) -> dict[str, list[Place]]:
-        """What each imported name stands for; several where it depends on a condition."""
+        """What each imported name stands for; several if it depends on a condition."""
         return self._imported(node for statement in self.body for node in _run_at_once(statement))
 
     @cached_property
     def effects(self) -> frozenset[int]:
-        """The places of statements that do more than to bind names when the module is loaded.
+        """Positions of statements that do more than bind names when the module is loaded.
 
-        Such are calls of this project's functions, too, decorators among them, that may change what a module holds: a
-        table of what is registered.
+        This includes calls of this project's functions, even as decorators, that may change what a module holds, such
+        as a registry.
         """
         scripts = self.bindings.get(SCRIPT, ())
         return frozenset(i for i, each in enumerate(self.body) if i not in scripts and self._acts(each))
 
     def hash_of(self, names: frozenset[str]) -> str:
-        """Hash of what it does when it is loaded, and of the statements that bind some names, in their order."""
+        """Hash of what it does when loaded, and of the statements that bind the given names, in order."""
         taken = {*self.effects, *(index for name in names for index in self.bindings.get(name, ()))}
         return digest([self._imports_of(index, names) or self._content(index) for index in sorted(taken)])
 
     def _imports_of(self, index: int, names: frozenset[str]) -> list[tuple[str, list[Place]]]:
-        """What is taken of a statement that imports."""
+        """The names used from an import statement."""
         statement = self.body[index]
         found = self._imported([statement]) if isinstance(statement, ast.Import | ast.ImportFrom) else {}
         return sorted((name, places) for name, places in found.items() if name in names)
 
     def _content(self, index: int) -> str:
-        """Hash of the tree of a statement, and of the files beside the module where it asks for its folder."""
+        """Hash of a statement's tree and, if it asks for the module's folder, of the files there."""
         if index not in self._contents:
             tree, folder = ast.dump(self.body[index]), self.path.parent
             asks = "id='__file__'" in tree or "id='files'" in tree
@@ -225,7 +224,7 @@ class Module:
         return self._contents[index]
 
     def leads_to(self, name: str) -> tuple[Place, ...]:
-        """What a name reaches at once; without a name, what loading the module does."""
+        """What a name reaches directly; without a name, what loading the module reaches."""
         if name not in self._leads:
             self._leads[name] = tuple(self._led_to_by(name) if name else self._loaded_with())
         return self._leads[name]
@@ -239,7 +238,7 @@ class Module:
             for index in self.bindings[name]:
                 yield from self.references(self.body[index], lazy=name == LAZY)
         elif LAZY in self.bindings:
-            # Imports for type checkers say where a name that is loaded lazily comes from.
+            # Imports for type checkers tell where a lazily loaded name comes from.
             yield from ((self.name, LAZY), *self._imported(self._for_types).get(name, self._named_by_texts()))
         else:
             yield self.name, WHOLE
@@ -253,7 +252,7 @@ class Module:
                 yield from self.references(statement)
 
     def _loaded(self, nodes: Iterable[ast.AST]) -> Iterator[Place]:
-        """The modules of this project that imports load."""
+        """The modules of this project that these imports load."""
         for node in nodes:
             if isinstance(node, ast.Import):
                 yield from ((alias.name, "") for alias in node.names if source_of(alias.name))
@@ -262,7 +261,7 @@ class Module:
                 yield from ((inner, "") for alias in node.names if source_of(inner := f"{origin}.{alias.name}"))
 
     def _imported(self, nodes: Iterable[ast.AST]) -> dict[str, list[Place]]:
-        """The names that imports bind, and what they stand for."""
+        """The names that these imports bind, and what they stand for."""
         found: dict[str, list[Place]] = {}
         for node in nodes:
             if isinstance(node, ast.Import):
@@ -281,7 +280,7 @@ class Module:
         return found
 
     def _origin(self, node: ast.ImportFrom) -> str:
-        """The absolute name of the module that an import is from."""
+        """The absolute name of the module that is imported from."""
         if not node.level:
             return node.module or ""
         package = self._package
@@ -290,7 +289,7 @@ class Module:
         return f"{package}.{node.module}" if node.module else package
 
     def references(self, statement: ast.AST, *, lazy: bool = False) -> Iterator[Place]:
-        """What a statement names, of this module and of others."""
+        """What a statement refers to, in this module and others."""
         if isinstance(statement, ast.Import | ast.ImportFrom):
             return
         found = [*_below(statement)]
@@ -305,7 +304,7 @@ class Module:
                 yield from self._named(names, own, hidden)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 if node.value in self.bindings:
-                    # Of ``getattr``, or an annotation in quotes.
+                    # An argument of ``getattr``, or a quoted annotation.
                     yield self.name, node.value
                 elif node.value == "-m":
                     yield from self._named_by_texts()
@@ -316,11 +315,11 @@ class Module:
     def _named(
         self, names: Sequence[str], own: Mapping[str, Sequence[Place]], hidden: frozenset[str]
     ) -> Iterator[Place]:
-        """What a name and the attributes behind it lead to.
+        """What a name and the attributes after it lead to.
 
         Args:
-            own: What the statement imports itself.
-            hidden: Names that are variables of a function there.
+            own: Names that the statement itself imports.
+            hidden: Names that are local variables there.
         """
         first, *attributes = names or [""]
         places = [*own.get(first, ())]
@@ -334,7 +333,7 @@ class Module:
                 yield from _within(module, attributes)
 
     def _named_by_texts(self) -> Iterator[Place]:
-        """Every module whose name is a text here, and all of a package of which a text begins the name."""
+        """Every module that a text here names, and all modules of a package if a text begins their names."""
         texts = {
             node.value
             for statement in self.body
@@ -349,7 +348,7 @@ class Module:
                 yield text, WHOLE
 
     def _acts(self, statement: ast.stmt) -> bool:
-        """Return whether a statement does more than to bind names."""
+        """Return whether a statement does more than bind names."""
         if isinstance(statement, ast.Assign | ast.AnnAssign):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             acts = any(isinstance(n, ast.Attribute | ast.Subscript) for each in targets for n in ast.walk(each))
@@ -361,7 +360,7 @@ class Module:
         return acts or any(self._registers(node) for node in _called_at_once(statement))
 
     def _registers(self, called: ast.expr) -> bool:
-        """Return whether what is called is of this project and reaches something that it may change."""
+        """Return whether the called function belongs to this project and reaches something that it may change."""
         names, _ = _chain(called)
         if names[-1:] and names[-1] in READING:
             return False
@@ -381,11 +380,11 @@ class Module:
 
 
 BINDING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Pass)
-"""Statements that only bind names, but for what they call."""
+"""Statements that only bind names, apart from what they call."""
 
 
 def _is_changeable(statement: ast.stmt) -> bool:
-    """Return whether a statement binds a list, a dictionary, a set or an object that may be changed."""
+    """Return whether a statement binds a list, a dictionary, a set or another mutable object."""
     value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
     if isinstance(value, ast.Call):
         return not MAKE_CONSTANTS & {*_chain(value.func)[0]}
@@ -393,7 +392,7 @@ def _is_changeable(statement: ast.stmt) -> bool:
 
 
 def _run_when_called(statement: ast.stmt) -> list[ast.stmt | ast.expr]:
-    """What runs when what a statement binds is called: of a class how an instance is made."""
+    """What runs when the bound name is called: for a class, the creation of an instance."""
     if not isinstance(statement, ast.ClassDef):
         return [statement]
     making = ("__new__", "__init__", "__post_init__")
@@ -401,7 +400,7 @@ def _run_when_called(statement: ast.stmt) -> list[ast.stmt | ast.expr]:
 
 
 def _within(module: str, attributes: Sequence[str]) -> Iterator[Place]:
-    """What attributes of a module lead to: modules below it, and the first name that is none."""
+    """What attributes of a module lead to: submodules, and the first name that is not one."""
     for attribute in attributes:
         if not source_of(inner := f"{module}.{attribute}"):
             yield module, attribute
@@ -423,7 +422,7 @@ def _is_script(node: ast.AST) -> bool:
 
 
 def _below(statement: ast.AST) -> Iterator[tuple[ast.AST, frozenset[str]]]:
-    """A statement and all below it, parents before their children, with the variables of the functions round each."""
+    """A statement and everything below it, parents before children, with the variables of the enclosing functions."""
     waiting: deque[tuple[ast.AST, frozenset[str]]] = deque([(statement, frozenset())])
     while waiting:
         node, hidden = waiting.popleft()
@@ -449,7 +448,7 @@ def _variables(node: ast.AST) -> frozenset[str]:
 
 
 def _run_at_once(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that are run when a module is loaded: not those in functions."""
+    """The nodes that run when a module is loaded: not those in functions."""
     yield node
     below: Iterable[ast.AST | None] = ast.iter_child_nodes(node)
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -462,7 +461,7 @@ def _run_at_once(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _called_at_once(statement: ast.stmt) -> Iterator[ast.expr]:
-    """What is called when a module is loaded, decorators among it."""
+    """What is called when a module is loaded, including decorators."""
     for node in _run_at_once(statement):
         if isinstance(node, ast.Call):
             yield node.func
@@ -486,7 +485,7 @@ def _bound(node: ast.AST) -> Iterator[str]:
 
 
 def _chain(node: ast.AST) -> tuple[list[str], list[ast.AST]]:
-    """A name with the attributes behind it, and their nodes; nothing of the attributes of another expression."""
+    """A name with the attributes after it, and their nodes; no names for attributes of another expression."""
     names, nodes = [], [node]
     while isinstance(node, ast.Attribute):
         names.append(node.attr)

@@ -1,4 +1,4 @@
-"""Measure the base model on problems, in parts that a killed measurement need not repeat."""
+"""Measure the base model on problems, in parts that need not be repeated if the measurement is killed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .cells import Origin, Surroundings, problems_hash
 from .schedule import Dispatch, Job, Line, Pool
 
 PART = 256
-"""Problems answered by one worker at a time."""
+"""Problems that one worker answers at a time."""
 
 
 def check_agreement(pool: Pool, preset: Preset, problems: pl.DataFrame) -> None:
     """Check that engine and learner agree on the base model, before thousands of its responses are paid for.
 
-    Where a command trains there is no learner of ours to agree with.
+    If a command trains, there is no learner of ours to compare with.
     """
     if preset.trainer is not None:
         return
@@ -41,14 +41,14 @@ def check_agreement(pool: Pool, preset: Preset, problems: pl.DataFrame) -> None:
 def measure(
     pool: Pool, problems: pl.DataFrame, *, samples: int, seed: int, phase: str, title: str
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Answer every problem with the base model of a pool; parts that were answered are kept where others fail.
+    """Answer every problem with a pool's base model; completed parts are kept if others fail.
 
     Args:
-        phase: ``difficulty`` for responses that select problems, ``baseline`` for those that measure what was
-            selected; each has seeds of its own.
+        phase: ``difficulty`` for responses that select problems, ``baseline`` for those that measure the selection;
+            each phase has its own seeds.
 
     Returns:
-        Rates (``problem_id``, ``successes``, ``samples``), and what they cost, as a ``ledger`` of a run of its own.
+        Rates (``problem_id``, ``successes``, ``samples``), and their cost, as a ``ledger`` of their own run.
     """
     (base,) = pool.config.models
     origin = Origin(
@@ -101,7 +101,7 @@ def measure(
 
 
 def with_rates(problems: pl.DataFrame, measured: pl.DataFrame, *, fresh: bool = False) -> pl.DataFrame:
-    """Add pass rates: of the responses that select, or (``fresh``) of those that measure what was selected."""
+    """Add pass rates from the responses that select or, if ``fresh``, from those that measure the selection."""
     name = "fresh_pass_rate" if fresh else "pass_rate"
     rates = measured.select(
         "problem_id", (pl.col("successes") / pl.col("samples")).alias(name), pl.col("samples").alias(f"{name}_samples")

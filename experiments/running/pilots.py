@@ -1,4 +1,4 @@
-"""The search for the learning rates of a sweep: cells at each rate tried, what they scored, and the rate chosen."""
+"""The search for a sweep's learning rates: cells at each rate tried, their scores, and the rate chosen."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .cell_folder import ONLY
 from .cells import Cell, Design, Rates, rounded
 
 NOISE = 2.0
-"""Standard errors that a difference must exceed to be more than noise."""
+"""A difference is more than noise if it exceeds this many standard errors."""
 
 
 def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Score | None) -> tuple[Pilot, list[Cell]]:
-    """Find the learning rates of a problem set that declares none; returns the pilots that they were found with, too.
+    """Find the learning rates of a problem set that declares none; return the pilots used for that, too.
 
     Args:
-        base: The base model's score, of responses that selected nothing; None where that was not measured in this
-            metric: then it is what the cells share as their first evaluation.
+        base: The base model's score, from responses that selected nothing. None if it was not measured in this metric;
+            then the cells' shared first evaluation is used.
     """
     settings, metric = design.sweep.search, design.preset.evaluation.metric
     assert settings is not None
@@ -57,7 +57,7 @@ def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Score | No
 
 
 def chosen_lines(pilot: Pilot) -> Iterator[str]:
-    """The learning rate found at each (n, B_p), with its score, a line each."""
+    """The learning rate found at each (n, B_p), with its score, one per line."""
     for found in pilot.searches:
         chosen = found.chosen
         edge = f", the {found.edge} rate tried" if found.edge in ("lowest", "highest") else ""
@@ -68,7 +68,7 @@ def chosen_lines(pilot: Pilot) -> Iterator[str]:
 
 
 def base_score(problem_set: str, metric: str) -> Score | None:
-    """The base model's validation score, of responses that selected nothing; None for a metric that is no mean."""
+    """The base model's validation score, from responses that selected nothing; None for a metric that is not a mean."""
     if not metric.startswith("avg_"):
         return None
     found = cell_folder.base_score(ONLY, problem_set)
@@ -76,7 +76,7 @@ def base_score(problem_set: str, metric: str) -> Score | None:
 
 
 def first_score(cells: Sequence[Cell], metric: str) -> Score:
-    """The base model's score in the first evaluations that cells share, a mean over their seeds."""
+    """The base model's score in the first evaluations that cells share, averaged over their seeds."""
     first = [cell_folder.read_baseline(folder) for folder in sorted({cell_folder.baseline_of(cell) for cell in cells})]
     return mean(
         [
@@ -101,9 +101,9 @@ def _trial(cell: Cell, metric: str) -> Trial:
 
 
 def rates_figure(pilot: Pilot, path: Path) -> None:
-    """Draw the scores of pilots against their learning rates, a line for each n (IsoCompute Playbook, Figure 4).
+    """Draw the pilots' scores against their learning rates, one line per n (IsoCompute Playbook, Figure 4).
 
-    Bars are one standard error, a filled dot is the rate chosen, a cross at the bottom a rate that diverged.
+    Bars show one standard error, a filled dot the chosen rate, and a cross at the bottom a rate that diverged.
     """
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
@@ -146,7 +146,7 @@ class Pilot:
     """The learning rates of a problem set, and how they were found.
 
     Attributes:
-        base: The base model's score, of responses that selected nothing.
+        base: The base model's score, from responses that selected nothing.
     """
 
     rule: str
@@ -156,12 +156,12 @@ class Pilot:
     searches: tuple[Search, ...]
 
     def rates(self) -> Rates:
-        """The learning rates that follow."""
+        """The resulting learning rates."""
         found = {(s.rollouts_per_problem, s.problems_per_batch): s.chosen.learning_rate for s in self.searches}
         return Rates(rule=self.rule, found=found)
 
     def document(self) -> dict[str, Any]:
-        """As in ``pilot.json``."""
+        """The content of ``pilot.json``."""
         names = ("learning_rate", "score", "standard_error", "stable")
         searches = [
             {**asdict(each), **{name: getattr(each.chosen, name) for name in names}, "edge": each.edge}
@@ -172,7 +172,7 @@ class Pilot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Result of a search at one (n, B_p): every rate tried, lowest first, from ``tried``.
+    """The result of a search at one (n, B_p): every rate tried, lowest first, from ``tried``.
 
     Raises:
         ExperimentError: Every rate diverged.
@@ -187,9 +187,9 @@ class Search:
 
     @property
     def chosen(self) -> Tried:
-        """Of the rates that neither diverged nor collapsed in any seed the one with the highest score.
+        """The rate with the highest score among those that neither diverged nor collapsed in any seed.
 
-        Of equal scores it is the lowest rate; where every rate collapsed, the best of them.
+        If scores are equal, it is the lowest rate. If every rate collapsed, it is the best of them.
         """
         best = _best(self.grid)
         if best is None:
@@ -201,9 +201,9 @@ class Search:
 
     @property
     def edge(self) -> str | None:
-        """The end of the grid, ``lowest`` or ``highest``, that the chosen rate is; ``both``, or None inside.
+        """The end of the grid where the chosen rate lies, ``lowest`` or ``highest``; ``both``, or None if inside.
 
-        Beyond it a better rate may lie.
+        A better rate may lie beyond it.
         """
         if len(self.grid) == 1:
             return "both"
@@ -211,10 +211,10 @@ class Search:
 
 
 def extension(grid: Sequence[Tried]) -> float | None:
-    """The next rate of a grid whose best rate lies at its edge: one more step of the same ratio.
+    """The next rate for a grid whose best rate lies at its edge: one more step of the same ratio.
 
-    Where no rate is stable the grid goes on below its lowest rate. None where the best one lies inside, or where the
-    grid has one rate and so no step.
+    If no rate is stable, the grid is extended below its lowest rate. None if the best rate lies inside, or if the grid
+    has only one rate and so no step.
     """
     rates = [each.learning_rate for each in grid]
     if len(rates) < 2:
@@ -228,7 +228,7 @@ def extension(grid: Sequence[Tried]) -> float | None:
 
 
 def _best(grid: Iterable[Tried]) -> Tried | None:
-    """The stable rate with the highest score, else the best that did not diverge; of equal ones the lowest."""
+    """The stable rate with the highest score, else the best that did not diverge; among equals, the lowest."""
     there = [each for each in grid if each.score is not None and not each.diverged]
     stable = [each for each in there if each.stable]
     return max(stable or there, key=lambda each: (each.score, -each.learning_rate), default=None)
@@ -239,10 +239,10 @@ class Tried:
     """One learning rate over the seeds of a search.
 
     Attributes:
-        score: Mean over the seeds of ``Trial.end``; None where a seed has no evaluation.
-        standard_error: Its standard error: the larger of what sampling gives and what the seeds' spread gives, since
-            the spread of two or three seeds alone is often too small by luck. None where ``score`` is.
-        diverged: Seeds whose gradient ceased to be finite.
+        score: Mean of ``Trial.end`` over the seeds; None if a seed has no evaluation.
+        standard_error: Its standard error: the larger of the sampling error and the one from the seeds' spread, since
+            the spread of two or three seeds alone is often too small by chance. None if ``score`` is.
+        diverged: Seeds whose gradient became non-finite.
         collapsed: Seeds that ended below the base model by more than noise.
     """
 
@@ -255,15 +255,15 @@ class Tried:
 
     @property
     def stable(self) -> bool:
-        """Return whether every seed ended, and none below the base model."""
+        """Return whether every seed finished, and none below the base model."""
         return self.score is not None and not self.diverged and not self.collapsed
 
 
 def tried(trials: Iterable[Trial], base: Score) -> tuple[Tried, ...]:
-    """Join the cells of one search by their learning rates, lowest first.
+    """Group the cells of one search by learning rate, lowest first.
 
-    A seed has collapsed when its end s and the base model b differ by more than two standard errors,
-    s + 2·√(e_s² + e_b²) < b. The base model's score is of responses that selected nothing.
+    A seed has collapsed if its end s is below the base model b by more than two standard errors, s + 2·√(e_s² + e_b²) <
+    b. The base model's score is from responses that selected nothing.
     """
     by_rate: dict[float, list[Trial]] = {}
     for trial in trials:
@@ -290,8 +290,7 @@ class Trial:
     """One cell of a search: a learning rate and a seed.
 
     Attributes:
-        evaluations: Evaluations after the first, by the rollouts spent before each; a cell that diverged may have
-            none.
+        evaluations: Evaluations after the first, by the rollouts spent before each; empty for some cells that diverged.
     """
 
     learning_rate: float
@@ -300,10 +299,10 @@ class Trial:
     diverged: bool = False
 
     def end(self) -> Score | None:
-        """Mean of the evaluations after more than three quarters of the budget, or None where there is none at all.
+        """Mean of the evaluations in the last quarter of the budget, or None if there is no evaluation at all.
 
-        Where the cell has none in that quarter, as one that diverged may, its last evaluation counts. Each evaluation
-        samples responses of its own, so that k of them have the standard error √(Σ e²)/k.
+        If the cell has none in that quarter, as after divergence, its last evaluation counts. Each evaluation samples
+        its own responses, so the mean of k of them has the standard error √(Σ e²)/k.
         """
         if not self.evaluations:
             return None
@@ -313,7 +312,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """One score of a policy, with its standard error of sampling."""
+    """A policy's score, with its standard error from sampling."""
 
     score: float
     standard_error: float
@@ -325,19 +324,19 @@ def below(one: Score, other: Score) -> bool:
 
 
 def sampled(score: float, *, questions: int, samples: int, metric: str) -> Score:
-    """A score with its standard error as a proportion of responses, or of questions for a best or worst."""
+    """A score with the standard error of a proportion of responses, or of questions for a best or worst."""
     count = questions * samples if metric.startswith("avg_") else questions
     return Score(score=score, standard_error=proportion_error(score, count))
 
 
 def mean(scores: Sequence[Score]) -> Score:
-    """Mean of scores, each of which was sampled by itself."""
+    """Mean of independently sampled scores."""
     error = sqrt(fsum(each.standard_error**2 for each in scores)) / len(scores)
     return Score(score=fsum(each.score for each in scores) / len(scores), standard_error=error)
 
 
 def mean_over_seeds(ends: Sequence[Score]) -> Score:
-    """Mean over seeds; its standard error is that of the seeds' spread, and no lower than that of sampling."""
+    """Mean over seeds, with the standard error from the seeds' spread, at least that of sampling."""
     found, count = mean(ends), len(ends)
     if count == 1:
         return found

@@ -1,7 +1,7 @@
 """Schedules cells on workers: finished ones are skipped, interrupted ones continue, dead workers are replaced.
 
-``Schedule`` makes jobs of cells; ``Dispatch`` begins them where a worker of the ``Pool`` is free, and again where one
-died. The pool's workers are ``Actors``, as replicas of an engine are.
+``Schedule`` turns cells into jobs. ``Dispatch`` starts jobs on free workers of the ``Pool``, and restarts them if a
+worker dies. The pool's workers are ``Actors``, like the replicas of an engine.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from .cluster import (
 from .tracker import Tracker
 
 PRUNE_SECONDS = 60.0
-"""Seconds between checks of the disk limit, which add up the sizes of all that is kept."""
+"""Seconds between checks of the disk limit, each of which sums the sizes of all stored files."""
 
 
 class Schedule:
-    """One pass over some cells, of which what is not finished is run.
+    """One pass over some cells, which runs those that are not finished.
 
     A cell's result depends only on its identity, not on the order or the worker. A cell that diverges counts as
-    finished; one whose worker died is continued on another. Problems are ``problems`` tables, by their hashes
-    (``problems_hash``), and the experiment is that of MLflow which the cells are sent to.
+    finished. A cell whose worker died continues on another worker. ``problems`` holds ``problems`` tables by hash
+    (``problems_hash``); the experiment is the MLflow experiment that receives the cells.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Schedule:
 
     @cached_property
     def tracker(self) -> Tracker:
-        """Made when there is something to send."""
+        """The tracker, created when there is something to send."""
         return Tracker(self._experiment)
 
     def finish(self, *, supersede: bool = True) -> None:
-        """Run everything that is left, and send what is finished, also where some failed, which are listed then.
+        """Run everything that is left, and send what is finished, even if some cells failed; these are then listed.
 
         Args:
-            supersede: Whether these are all cells of the experiment; else others may follow.
+            supersede: Whether these are all cells of the experiment; otherwise others may follow.
         """
         finished = [bool(kept(cell, cell_folder.folder_of(cell))) for cell in self._cells]
         print(f"{self._title}: {plan_summary(self._cells, finished)}", flush=True)
@@ -103,14 +103,14 @@ class Schedule:
             )
 
     def _is_left(self, cell: Cell) -> bool:
-        """Return whether a cell is to be trained, or has only its policy to save, which its checkpoint holds."""
+        """Return whether a cell must still be trained, or only its policy must be saved from its checkpoint."""
         folder = cell_folder.folder_of(cell)
         return not cell_folder.finished(cell, folder) or cell_folder.lacks_policy(
             cell, folder, self._pool.resources.keep_policies
         )
 
     def _evaluate_baselines(self, dispatch: Dispatch) -> dict[str, str]:
-        """Make each first evaluation once, before cells that share it ask for it; returns the cells that lack one."""
+        """Make each first evaluation once, before the cells that share it need it; return the cells that lack one."""
         sharing = [cell for cell in self._cells if cell.baseline_id]
         missing = {
             cell.baseline_id: cell for cell in sharing if not cell_folder.has_baseline(cell_folder.baseline_of(cell))
@@ -129,7 +129,7 @@ class Schedule:
         return {cell.run_id: why[cell.baseline_id] for cell in self._cells if cell.baseline_id in why}
 
     def _end_baseline(self, cell: Cell, _: object) -> None:
-        """Say how the base model's log-probabilities agree with vLLM's, where they were compared."""
+        """Report how the base model's log-probabilities agree with vLLM's, if they were compared."""
         if found := cell_folder.beside_vllm(cell_folder.baseline_of(cell)):
             print(
                 f"{self._title}: {cell.origin.base_model}: vLLM's log-probabilities are those of the sampler, up to "
@@ -152,11 +152,11 @@ class Schedule:
         )
 
     def _position(self, cell: Cell) -> object:
-        """A value that moves while a cell does: its records, and the ledger and the output of a command."""
+        """A value that changes while a cell progresses: its records, or a command's ledger and output."""
         return self._display.position(cell), written(cell_folder.folder_of(cell))
 
     def _end(self, cell: Cell, _: object) -> None:
-        """Send a cell that has ended; one that was stopped is not finished."""
+        """Send a cell that has ended; a cell that was stopped is not finished."""
         if cell_folder.finished(cell, cell_folder.folder_of(cell)):
             self._left.discard(cell.run_id)
             self._display.read(cell)
@@ -169,14 +169,14 @@ class Schedule:
                 self.tracker.send(cell)
                 self._display.read(cell)
             except RolloutError as error:
-                # Locked, or not to be read now: the next look may.
+                # Locked or unreadable at the moment; a later look may succeed.
                 print(f"{self._title}: {job.name} cannot be looked at ({cause(error)})", flush=True)
         self._display.show()
         if time.monotonic() - self._pruned > PRUNE_SECONDS:
             self._prune()
 
     def _prune(self) -> None:
-        """Bring what is kept of cells under the disk limit: other cells' checkpoints go before those of these."""
+        """Bring stored cell data under the disk limit; other cells' checkpoints are deleted before these cells' own."""
         for place in cell_folder.prune(
             self._pool.resources.checkpoint_gigabytes, last=set(self._by_id), keep=self._left
         ):
@@ -185,19 +185,19 @@ class Schedule:
 
 
 def written(folder: Path) -> tuple[int, ...]:
-    """When the command of a cell last charged and printed, which changes while the command runs."""
+    """When a cell's command last charged and printed, which changes while the command runs."""
     return tuple(path.stat().st_mtime_ns for name in (LEDGER, SAID) if (path := folder / name).exists())
 
 
 def kept(cell: Cell, folder: Path) -> object:
-    """A value that changes when a cell has come further than where it would begin again."""
+    """A value that changes once a cell would restart from a later point than before."""
     if not isinstance(cell, CommandCell):
         return cell_folder.newest_checkpoint(folder)
     return sorted(path.name for path in (folder / CHECKPOINTS).glob("*"))
 
 
 def plan_summary(cells: Sequence[Cell], has_checkpoint: Sequence[bool]) -> str:
-    """Say how many cells are finished, continued from a checkpoint, or begun."""
+    """Say how many cells are finished, continue from a checkpoint, or begin."""
     left = [(cell, has) for cell, has in zip(cells, has_checkpoint, strict=True) if not finished(cell, folder_of(cell))]
     complete, continued = len(cells) - len(left), sum(has for _, has in left)
     again = [cell.name for cell, has in left if not has and read_done(folder_of(cell)) is not None]
@@ -209,29 +209,29 @@ def plan_summary(cells: Sequence[Cell], has_checkpoint: Sequence[bool]) -> str:
 
 
 POLL_SECONDS = 2.0
-"""Seconds between looks at what runs."""
+"""Seconds between checks of running jobs."""
 WAIT_SECONDS = 0.5
-"""Longest wait for an answer, and so for a signal."""
+"""Longest wait for an answer, and so for a signal, in seconds."""
 ATTEMPTS = 6
-"""Attempts in a row without progress before a job fails; a worker that dies each time may be its fault."""
+"""Consecutive attempts without progress before a job fails; a worker that dies each time may be the job's fault."""
 BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
 
 
 def backoff(times: int) -> float:
-    """Seconds until what died ``times`` times in a row is tried again: twice as long each time."""
+    """Seconds until a retry after ``times`` consecutive deaths; each wait is twice the previous one."""
     return min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2.0 ** (times - 1))
 
 
 @dataclass(kw_only=True, eq=False)
 class Job:
-    """A call of a worker, and how often it was begun in vain.
+    """A call to a worker, and how often it was started in vain.
 
     Attributes:
-        method: Of ``Worker``, called with ``arguments``.
-        end: Takes the result. A ``ValueError`` or ``OSError`` is the job's failure.
-        position: A value that changes while the job gets on.
-        kept: A value that changes when it has come further than where it would begin again.
-        stop: Asks it to save its state and end.
+        method: Method of ``Worker``, called with ``arguments``.
+        end: Takes the result. A ``ValueError`` or ``OSError`` fails the job.
+        position: A value that changes while the job progresses.
+        kept: A value that changes once the job would restart from a later point.
+        stop: Asks the job to save its state and end.
     """
 
     key: str
@@ -261,11 +261,11 @@ class Dispatch:
     def run(
         self, jobs: Iterable[Job], *, poll: Callable[[Sequence[Job]], None] = lambda running: None
     ) -> dict[str, str]:
-        """Run jobs, begun in their order, and return why each that failed did, by its key.
+        """Run jobs, started in order; return, by key, why each failed job failed.
 
         Raises:
             ExperimentError: No worker is left and none came in time, or the cluster is lost.
-            Stopped: A signal came; what ran was asked to save its state, and has ended.
+            Stopped: A signal came; running jobs were asked to save their state, and have ended.
         """
         import ray
 
@@ -288,9 +288,9 @@ class Dispatch:
         return self._failed
 
     def _patience(self) -> float:
-        """Seconds for which nothing else is due."""
+        """Seconds until something else is due."""
         now = time.monotonic()
-        # One whose pause is over waits for a worker.
+        # A job whose pause is over only waits for a worker.
         due = [job.not_before - now for job in self._waiting if job.not_before > now]
         return max(0.05, min([WAIT_SECONDS, *due]))
 
@@ -339,7 +339,7 @@ class Dispatch:
         print(f"{self._title}: {job.name} failed, and the others go on ({why})", flush=True)
 
     def _end_stalled(self) -> None:
-        """End workers whose job has not got on for too long."""
+        """End workers whose job has made no progress for too long."""
         now, patience = time.monotonic(), self._pool.resources.stall_seconds
         for slot, job in self._pool.running.items():
             position = job.position()
@@ -349,34 +349,34 @@ class Dispatch:
                 self._ended(self._pool.lose(slot, f"it showed no progress in {patience:g} s and was ended"))
 
     def _stop(self) -> None:
-        """Begin nothing more, and ask what runs to save its state, once."""
+        """Start nothing more, and ask running jobs once to save their state."""
         if not self._stopping:
             self._stopping = True
             print(
                 f"{self._title}: stopping; what runs saves its state, and a second signal ends it at once", flush=True
             )
             for job in self._pool.running.values():
-                # On a full disk it is not asked; a second signal ends it.
+                # On a full disk the request fails; a second signal ends the job.
                 with suppress(OSError):
                     job.stop()
         self._waiting.clear()
 
 
 HOPELESS = 3
-"""Failures in a row to load the model that end the stage while there is no other worker."""
+"""Consecutive failures to load the model that end the stage if there is no other worker."""
 ANSWER_SECONDS = 60.0
-"""Timeout of the holder of the workers."""
+"""Timeout for an answer from the holder of the workers, in seconds."""
 
 
 @contextmanager
 def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False) -> Iterator[Pool]:
-    """Workers of a preset with their engines up, this stage's alone for as long as this lasts.
+    """A preset's workers with their engines up, held by this stage alone for the duration of the block.
 
-    Within a ``repro`` they are those of the stage before, where these will do; a stage run alone starts its own,
-    which end with it.
+    Within a ``repro`` they are the previous stage's workers if these are suitable. A stage that is run alone starts its
+    own workers, which end with it.
 
     Args:
-        training: Whether they train cells, for which those of a preset with a command run it.
+        training: Whether they train cells; if the preset has a command, such workers run the command.
     """
     resources = preset.resources
     commands = training and preset.trainer is not None
@@ -394,7 +394,7 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
         if not commands:
             print(f"sampler: {preset.sampler}", flush=True)
         actor = CommandActor if commands else WorkerActor
-        # A command's processors are its worker's; ranks and engines of ours have their own.
+        # A command uses its worker's processors; our ranks and engines have their own.
         each = held if commands else 1
         on_gpus, gpus = resources.device == "cuda", held if commands else resources.own_gpus
         opened = [config.models, asdict(config.generation), resources.model_dump(mode="json"), config.responses]
@@ -411,7 +411,7 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
 
 
 def _check_capacity(resources: ResourcesConfig, wanted: int) -> None:
-    """Refuse at once what our own cluster of one node could never hold; any other may grow, which is said."""
+    """Refuse at once what our own one-node cluster could never hold; any other cluster may grow, so only say so."""
     import ray
 
     kind = "GPU" if resources.device == "cuda" else "CPU"
@@ -426,7 +426,7 @@ def _check_capacity(resources: ResourcesConfig, wanted: int) -> None:
 
 @contextmanager
 def _roster() -> Iterator[Callable[..., Any]]:
-    """The roster of the ``repro`` that this stage is part of, or one of this process."""
+    """The roster of the ``repro`` that this stage belongs to, or one in this process."""
     import ray
 
     session = os.environ.get(SESSION)
@@ -453,7 +453,7 @@ def _roster() -> Iterator[Callable[..., Any]]:
 
 @contextmanager
 def _exclusive(path: Path, patience: float) -> Iterator[None]:
-    """Hold the workers of this folder alone; another stage's hold ends with its process."""
+    """Hold this folder's workers exclusively; another stage's hold ends with its process."""
     lock = FileLock(path)
     try:
         held = lock.acquire(timeout=0)
@@ -471,12 +471,12 @@ def _exclusive(path: Path, patience: float) -> Iterator[None]:
 
 
 class CommandActor(WorkerActor):
-    """Has cells trained by a command, in place of a worker."""
+    """Trains cells by a command, in place of a worker."""
 
     def open(self, config: WorkerConfig) -> Loaded:
-        """Say what this process has loaded; no model is."""
+        """Describe what this process has loaded; no model is loaded."""
         guard = CodeGuard.install()
-        # Imported under the guard.
+        # Imported while the guard is active.
         from .command import train
 
         self._worker = SimpleNamespace(train=partial(train, config.models))
@@ -485,11 +485,11 @@ class CommandActor(WorkerActor):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Slot(Member):
-    """The place of one worker.
+    """A slot for one worker.
 
     Attributes:
         placed: Whether the cluster has found room for it.
-        ready: Whether it has loaded the model, and what it loaded was checked.
+        ready: Whether it has loaded the model, and the loaded content was checked.
     """
 
     placed: bool = False
@@ -498,7 +498,7 @@ class Slot(Member):
 
 
 class Pool:
-    """Workers of one stage: those that are ready, and others that start meanwhile; ``actors`` are all of them."""
+    """Workers of one stage: some ready, others still starting; ``actors`` are all of them."""
 
     def __init__(
         self, roster: Callable[..., Any], actors: Sequence[Any], config: WorkerConfig, check: Callable[[Loaded], None]
@@ -513,25 +513,25 @@ class Pool:
 
     @property
     def running(self) -> dict[Slot, Job]:
-        """What each worker runs."""
+        """The job of each busy worker."""
         return {slot: slot.job for slot in self.actors.members if slot.job is not None}
 
     def idle(self) -> Slot | None:
-        """A worker that is ready and has nothing to do."""
+        """A ready worker without a job, or None."""
         return next((slot for slot in self.actors.members if slot.ready and slot.call is None), None)
 
     def begin(self, slot: Slot, job: Job) -> None:
-        """Have an idle worker run a job; ``wait`` returns its end."""
+        """Start a job on an idle worker; ``wait`` returns its end."""
         slot.job = job
         self.actors.ask(slot, "call", job.method, *job.arguments, task=f"end {job.name}")
 
     def lose(self, slot: Slot, why: str) -> Event[Slot]:
-        """End a worker; another is started in its place, the later the more often that was so."""
+        """End a worker; another is started in its place, with a delay that grows with repeated losses."""
         slot.ready = False
         return self.actors.lose(slot, why)
 
     def open(self) -> None:
-        """Wait until one worker is ready; the others are taken as they come."""
+        """Wait until one worker is ready; the others are used as they become ready."""
         path, text = self._seen
         path.write_text(text)
         for slot in self.actors.members:
@@ -541,9 +541,9 @@ class Pool:
             self.wait(WAIT_SECONDS)
 
     def wait(self, seconds: float) -> list[Event[Slot]]:
-        """Wait for workers, no longer than some seconds; returns the ends of jobs.
+        """Wait for workers for at most this many seconds; return the ends of jobs.
 
-        Those that are ready are taken, those that died replaced.
+        Workers that become ready are used, and those that died are replaced.
         """
         import ray
 
@@ -576,11 +576,11 @@ class Pool:
     def _ask_place(self, slot: Slot) -> None:
         path, text = self._seen
         slot.placed = False
-        # It may wait for room as long as there is another worker.
+        # A worker may wait for room as long as there is another worker.
         self.actors.ask(slot, "place", str(path), text, task="start")
 
     def _advance(self, event: Event[Slot]) -> None:
-        """Take an answer of a worker that starts."""
+        """Process an answer from a starting worker."""
         slot, error = event.member, event.error
         if not event.lost and error is None:
             try:
@@ -596,7 +596,7 @@ class Pool:
                 slot.ready = self._was_ready = True
                 return
         if error is not None:
-            # A GPU may be free a moment later: the model may fail to load while another worker is left.
+            # A GPU may become free a moment later: loading the model may fail while another worker is left.
             hopeless = isinstance(error, ExperimentError) or slot.deaths >= HOPELESS
             alone = not any(each.ready for each in self.actors.members)
             if not self._was_ready or (alone and hopeless):
@@ -615,13 +615,13 @@ class Pool:
 
 
 class Line:
-    """A progress line: units done, total, and estimated time left, or how long nothing has come while that is so."""
+    """A progress line: units done, total, and estimated time left, or time elapsed until there is an estimate."""
 
     def __init__(self, title: str, *, total: int, unit: str, done: int = 0) -> None:
         self._title, self._total, self._unit, self._at_start = title, total, unit, done
         self._began, self._shown = time.monotonic(), 0.0
         self._first: tuple[float, int] | None = None
-        """When the line first showed something new, and how much: before, engines start, and nothing is done."""
+        """Time and count when the line first showed progress: before that, engines start, and nothing is done."""
 
     def show(self, done: int, *, before: str = "", last: bool = False) -> None:
         """Print the line, with a text before the count, unless it was printed a moment ago."""
@@ -641,7 +641,7 @@ class Line:
 
 
 class Display:
-    """Cells done, rollouts spent of the budget, and time left; reads of a cell only what is new."""
+    """Cells done, rollouts spent of the budget, and time left; reads only new data of a cell."""
 
     def __init__(self, title: str, cells: Sequence[Cell]) -> None:
         self._cells = len(cells)
@@ -654,7 +654,7 @@ class Display:
         self._line = Line(title, total=sum(cell.rollouts for cell in cells), unit="rollouts", done=done)
 
     def read(self, cell: Cell) -> None:
-        """Read what is new of a cell."""
+        """Read new data of a cell."""
         folder = folder_of(cell)
         if finished(cell, folder):
             self._complete.add(cell.run_id)
@@ -665,7 +665,7 @@ class Display:
             self._spent[cell.run_id] = min(records[-1].record.rollouts, cell.rollouts)
 
     def position(self, cell: Cell) -> int:
-        """The id of the last record of a cell that was read, which moves while the cell does."""
+        """The id of the cell's last record that was read, which changes while the cell progresses."""
         return self._at.get(cell.run_id, 0)
 
     def show(self, *, last: bool = False) -> None:

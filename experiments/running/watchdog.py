@@ -1,8 +1,8 @@
 """Runs a command that ends with the process that started this one: ``python watchdog.py COMMAND ...``.
 
-A signal to a process does not reach what it has started, and SIGKILL leaves it no time to pass anything on. So this
-program reads its standard input, whose other end the starting process holds: when that ends, by whatever death, the
-command and everything below it are killed. The word ``stop`` asks the command to end by itself first (SIGTERM).
+A signal to a process does not reach its children, and SIGKILL leaves it no time to pass anything on. So this program
+reads its standard input, whose other end the starting process holds. When that end closes, for whatever reason, the
+command and everything below it are killed. The word ``stop`` first asks the command to end by itself (SIGTERM).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from contextlib import suppress
 import psutil
 
 NOT_STARTED = 127
-"""Exit code where there is no such program, as a shell has it."""
+"""Exit code if there is no such program, as in a shell."""
 GRACE_SECONDS = 60.0
 """Timeout for a command to save its state and end."""
 
 
 def main(command: list[str]) -> int:
-    """Run a command; returns its exit code, 128 and the signal's number where it was killed."""
+    """Run a command; return its exit code, or 128 plus the signal's number if it was killed."""
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -34,7 +34,7 @@ def main(command: list[str]) -> int:
 
 
 def _hold(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the other end to be closed, then end the command."""
+    """Wait until the other end is closed, then end the command."""
     said = sys.stdin.read()
     if "stop" in said:
         _tell(process, psutil.Process.terminate)

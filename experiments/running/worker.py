@@ -1,6 +1,6 @@
 """The worker that runs cells: an engine and a learner in one process, or as actors in one placement group.
 
-A plain class, which ``cluster.WorkerActor`` imports in the actor's process only: the driver needs no torch.
+It is a plain class, which ``cluster.WorkerActor`` imports only in the actor's process: the driver needs no torch.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ MICRO_BATCH = "compute.micro_batch_tokens"
 
 
 class Worker:
-    """Runs cells one after another; the engine outlives a cell, its weights are reset to those of its base model."""
+    """Runs cells one after another. The engine outlives a cell; its weights are reset to the next cell's base model."""
 
     def __init__(self, config: WorkerConfig, verify: Callable[[], None] = lambda: None) -> None:
         """Open the engine.
 
         Args:
-            verify: Refuses to go on where the code on disk is not what this process has loaded.
+            verify: Raises if the code on disk differs from what this process has loaded.
         """
         import torch
 
@@ -66,9 +66,9 @@ class Worker:
         self.config, self._verify = config, verify
         self._models = {base: local_path(place) for base, place in config.models.items()}
         self._base = next(iter(self._models))
-        """The base model of the learner."""
+        """The learner's base model."""
         self._sampled = self._base
-        """The base model whose weights the sampler has at version 0."""
+        """The base model whose weights the sampler has as version 0."""
         self._layout = Bundles.of(config)
         self._group: Any = None
         if self._layout.bundles:
@@ -76,11 +76,11 @@ class Worker:
             self._group = reserve(self._layout, seconds=resources.start_seconds)
         self._sampler = self._opened_sampler()
         self._compared: set[str] = set()
-        """The base models whose log-probabilities were compared with vLLM's."""
+        """Base models whose log-probabilities have been compared with vLLM's."""
         self._learner: Learner | LearnerGroup | None = None
 
     def sample(self, problems: pl.DataFrame, samples: int, seed: int, phase: str) -> pl.DataFrame:
-        """Answer problems with the base model, the first where there are several, as for measuring difficulty."""
+        """Answer problems with the base model (the first if there are several), as for measuring difficulty."""
         base = next(iter(self._models))
         if self._sampler.weights_version or self._sampled != base:
             self._sampler.sync(self._fresh_learner(LearnerConfig(learning_rate=1.0), base).weights(), 0)
@@ -91,12 +91,12 @@ class Worker:
         return answered
 
     def check(self, configs: Iterable[LearnerConfig], problems: pl.DataFrame) -> None:
-        """Compare the engine with learners of some settings on the base model, before much is sampled from it."""
+        """Compare the engine with learners of the given settings on the base model, before much is sampled from it."""
         for config in dict.fromkeys(map(compared, configs)):
             self._check(config, next(iter(self._models)), problems)
 
     def evaluate_baseline(self, cell: Cell, problems: pl.DataFrame, folder: Path) -> None:
-        """Make the first evaluation of a cell, which every cell of its seed shares, once engine and learner agree."""
+        """Make the first evaluation, shared by all cells of a seed, once engine and learner agree."""
         base = cell.origin.base
         validation = problems.filter(pl.col("split") == "validation")
         self._check(compared(self._settings_of(cell)), base, validation)
@@ -110,9 +110,9 @@ class Worker:
         cell_folder.write_baseline(folder, found)
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
-        """Run a cell, or what is left of it, in its folder, and save its policy where that is kept."""
+        """Run a cell, or the rest of it, in its folder; save its policy if policies are kept."""
         if not cell_folder.finished(cell, home):
-            # Where a rank dies the engine lives on; what else dies takes the worker with it, and the schedule goes on.
+            # If a rank dies, the engine survives; any other death ends the worker, and the schedule continues.
             through_deaths(
                 lambda: self._run(cell, problems, home, start), checkpoints=Checkpoints(home / cell_folder.CHECKPOINTS)
             )
@@ -136,7 +136,7 @@ class Worker:
         trained = problems.filter(pl.col("split") == "train")
         progress = restore(learner=learner, checkpoints=checkpoints, run=cell.named_run, problems=trained)
         if learner.config != cell.learner and not progress.changes:
-            # A run that began so is not the one of its settings either.
+            # A run that began with other micro-batches does not match its settings either.
             sizes = [each.compute.micro_batch_tokens for each in (cell.learner, learner.config)]
             progress.changes.append({"step": progress.step, MICRO_BATCH: sizes})
         spool = Spool(home)
@@ -144,7 +144,7 @@ class Worker:
         validation = problems.filter(pl.col("split") == "validation")
         self._try_sync(cell, home, learner, validation, resumed_from=progress.step)
         with opened_ledger(cell, home, progress) as ledger, self._opened_pipe(cell) as pipe:
-            # Not what is paid: a cell must end with the same steps however often it was killed.
+            # Count what is used, not what is paid: a cell must end with the same steps however often it was killed.
             meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.rollouts, counted="used")), home)
             ended = train(
                 run=cell.named_run,
@@ -166,8 +166,8 @@ class Worker:
     ) -> None:
         """Run the sync check and charge what it generates.
 
-        That is paid for, but by construction lost: it is charged to an attempt that the training attempt replaces, so
-        that the canonical ledger does not depend on restarts.
+        This is paid for, but lost by construction: it is charged to an attempt that the training attempt replaces, so
+        the canonical ledger does not depend on restarts.
         """
         self._sampled = cell.origin.base
         answered = sync_and_check(learner=learner, sampler=self._sampler, problems=validation, run_id=cell.run_id)
@@ -186,7 +186,7 @@ class Worker:
         rollouts: int,
         tokens: int,
     ) -> Evaluated:
-        """Evaluate at a point of the grid; the first evaluation is read, not made."""
+        """Evaluate at a point of the grid; the first evaluation is read from its file, not generated."""
         if step == 0:
             found, paid_for = cell_folder.read_baseline(start), None
         else:
@@ -200,7 +200,7 @@ class Worker:
             )
             paid_for = found.rollouts
         rates = found.pass_rates.with_columns(run_id=pl.lit(cell.run_id), step=pl.lit(step, dtype=pl.Int64))
-        # One file per evaluation: repeated after a crash, it is written again with the same content.
+        # One file per evaluation: after a crash, a repetition writes the same content again.
         tables.write(rates, "pass_rates", home / "pass_rates" / f"{step}.parquet")
         row = cell.evals_row(
             step=step, rollouts=rollouts, tokens=tokens, questions=found.questions, scores=found.metrics
@@ -208,10 +208,10 @@ class Worker:
         return Evaluated(row=row, scores=found.metrics, rollouts_table=paid_for)
 
     def _keep(self, cell: Cell, home: Path, ended: Progress, ledger: Ledger, spool: Spool) -> None:
-        """Write the tables of a cell that has ended, then that it has."""
+        """Write the tables of a finished cell, then mark it as finished."""
         tables.write(pl.DataFrame(ended.evals), "evals", home / "evals.parquet")
         tables.write(ledger.table(), "ledger", home / "ledger.parquet")
-        # Only whole files of this run's evaluations: a kill may have left others.
+        # Use only complete files of this run's evaluations: a kill may have left others.
         steps = sorted({row["step"] for row in ended.evals})
         rates = [tables.read(home / "pass_rates" / f"{step}.parquet", "pass_rates") for step in steps]
         tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / "pass_rates.parquet")
@@ -222,7 +222,7 @@ class Worker:
         )
 
     def _save_policy(self, cell: Cell, problems: pl.DataFrame, home: Path) -> None:
-        """Save the policy of a finished cell, from the checkpoint at its end."""
+        """Save a finished cell's policy from its last checkpoint."""
         learner = self._fresh_learner(self._settings_of(cell), cell.origin.base)
         checkpoints = self._checkpoints_of(home)
         trained = problems.filter(pl.col("split") == "train")
@@ -238,14 +238,14 @@ class Worker:
         cell_folder.set_policy(home, progress.step)
 
     def _settings_of(self, cell: Cell) -> LearnerConfig:
-        """A cell's settings of the learner, with the micro-batches that fit here."""
+        """A cell's learner settings, with micro-batches that fit here."""
         tokens = self.config.resources.micro_batch_tokens
         if tokens is None:
             return cell.learner
         return replace(cell.learner, compute=replace(cell.learner.compute, micro_batch_tokens=tokens))
 
     def _checkpoints_of(self, home: Path) -> Checkpoints:
-        """Those of a cell, from which it goes on with the micro-batches of its settings, or of these resources."""
+        """A cell's checkpoints; it resumes with the micro-batches of its settings or of these resources."""
         saved = self.config.resources.checkpoints.model_dump()
         return Checkpoints(home / cell_folder.CHECKPOINTS, **saved, may_change=[MICRO_BATCH])
 
@@ -272,7 +272,7 @@ class Worker:
 
     @contextmanager
     def _opened_pipe(self, cell: Cell) -> Iterator[Any]:
-        """Open what generates beside a cell's updates; None where whole batches are sampled with the sampler alone."""
+        """Open what generates during a cell's updates; None if whole batches are sampled with the sampler alone."""
         pipeline = cell.learner.pipeline
         if not pipeline.lag or pipeline.mode == "constant":
             yield None
@@ -280,7 +280,7 @@ class Worker:
         options: dict[str, Any] = {}
         if pipeline.mode == "virtual":
             options = {
-                # As many as there are where sampling and updates alternate.
+                # As many as if sampling and updates alternated.
                 "slots": cell.run.batch_rollouts,
                 "update_time": pipeline.update_time or self.config.generation.sampling.max_new_tokens / 2,
                 "jitter": pipeline.jitter,
@@ -290,14 +290,14 @@ class Worker:
             yield pipe
 
     def _check(self, config: LearnerConfig, base: str, problems: pl.DataFrame) -> None:
-        """Give the engine a base model's weights and check them; the few responses are in no ledger."""
+        """Load a base model's weights into the engine and check them; no ledger contains these few responses."""
         self._sampled = base
         sync_and_check(
             learner=self._fresh_learner(config, base), sampler=self._sampler, problems=problems, run_id="base"
         )
 
     def _fresh_learner(self, config: LearnerConfig, base: str) -> Learner | LearnerGroup:
-        """A base model's weights and a fresh optimizer."""
+        """A learner with a base model's weights and a fresh optimizer."""
         if base != self._base and self._learner is not None:
             if isinstance(self._learner, LearnerGroup):
                 self._learner.close()
@@ -318,20 +318,20 @@ class Worker:
                 gpu_share=self._layout.share,
                 update_patience=self.config.resources.stall_seconds,
             )
-            # The ranks have imported what is on disk now.
+            # The ranks have imported the code that is on disk now.
             self._verify()
         return self._learner
 
 
 def compared(config: LearnerConfig) -> LearnerConfig:
-    """The settings that the agreement of engine and learner depends on, with which no reference or critic is loaded."""
+    """The settings that determine whether engine and learner agree, without a reference or critic to load."""
     names = ("temperature", "sampler_dtype", "adapter", "compute", "sync")
     return LearnerConfig(learning_rate=1.0, **{name: getattr(config, name) for name in names})
 
 
 @contextmanager
 def opened_ledger(cell: Cell, home: Path, progress: Progress) -> Iterator[Ledger]:
-    """Open a cell's ledger where it goes on, with what a killed process had in flight charged once."""
+    """Open a cell's ledger where it resumes, charging once what a killed process had in flight."""
     with Ledger.open(home / cell_folder.LEDGER, run_id=cell.run_id, resumed_from=progress.step) as ledger:
         if cell.learner.pipeline.lag:
             restored = progress.restored(cell.run)
@@ -350,31 +350,31 @@ class Evaluated:
 
 
 class UntilStopped:
-    """A meter that admits no further step once the cell is asked to stop: the loop then saves a checkpoint and ends."""
+    """A meter that admits no further step once the cell is asked to stop; the loop then saves a checkpoint and ends."""
 
     def __init__(self, meter: Meter, home: Path) -> None:
         self._meter, self._home, self.stopped = meter, home, False
         self.reserve = meter.reserve
 
     def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
-        """Record what was generated; what a stop leaves in flight is for the attempt that goes on with it."""
+        """Record what was generated; what a stop leaves in flight belongs to the attempt that resumes."""
         if not self.stopped or (rollouts["cohort"] != "unused").any():
             self._meter.charge(step, rollouts)
 
     def admit(self, *, step: int, rollouts: int) -> bool:
         """Return whether a step may be taken."""
         admitted = bool(self._meter.admit(step=step, rollouts=rollouts))
-        # A request that is cleared meanwhile, as by the next command, has stopped it all the same.
+        # A request that is cleared meanwhile, as by the next command, still stops the cell.
         self.stopped = self.stopped or (admitted and cell_folder.stop_requested(self._home))
         return admitted and not self.stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundles:
-    """The bundles of a placement group, and who is in which.
+    """The bundles of a placement group, and the processes in each.
 
     Attributes:
-        bundles: What each holds, in Ray's names.
+        bundles: The resources of each, in Ray's names.
         ranks: The bundle of each learner rank that is an actor.
         engines: The bundle of each engine that is an actor.
         share: Share of its GPU that each process takes.
@@ -389,7 +389,7 @@ class Bundles:
     def of(cls, config: WorkerConfig) -> Bundles:
         """Lay out a worker's processes.
 
-        Separate engines have bundles of their own; several that are colocated are one on each rank's device.
+        Separate engines have their own bundles; several colocated engines have one on each rank's device.
         """
         asked = config.resources
         gpus, ranks, engines = asked.device == "cuda", asked.rank_actors, asked.engine_actors
@@ -407,8 +407,8 @@ class Bundles:
 def reserve(layout: Bundles, *, seconds: float) -> Any:
     """Return a placement group for a layout.
 
-    Ray ends a group with the command whose workers reserved it, and not with the worker: those of dead workers are
-    removed where there is no room.
+    Ray ends a group with the command whose workers reserved it, not with the worker. So groups of dead workers are
+    removed if there is no room.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -432,7 +432,7 @@ def reserve(layout: Bundles, *, seconds: float) -> Any:
 
 
 def _remove_orphans() -> None:
-    """Remove the groups of workers that are dead: each has the name of its worker, and is in our namespace."""
+    """Remove the groups of dead workers: each group is named after its worker, and is in our namespace."""
     import ray
     from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
 
@@ -447,14 +447,14 @@ def _remove_orphans() -> None:
 
 
 VLLM_TOLERANCE = 1e-4
-"""Nats that two programs' log-probabilities of a token may differ by in float32; by rounding they differ by 3e-6."""
+"""Allowed difference between two programs' log-probabilities of a token in float32, in nats; rounding gives 3e-6."""
 COMPARED_PROBLEMS, COMPARED_SAMPLES = 4, 2
 
 
 def compare_with_vllm(model: str, generation: Generation, problems: pl.DataFrame) -> Agreement:
-    """Compare a model's log-probabilities in vLLM with those in transformers, of tokens that vLLM has sampled.
+    """Compare a model's log-probabilities in vLLM with those in transformers, for tokens that vLLM has sampled.
 
-    vLLM runs in a process of its own, which ends: what it loads and sets must reach no result of this one.
+    vLLM runs in its own process, which then ends: what it loads and sets must not affect results of this process.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
         try:
@@ -466,8 +466,8 @@ def compare_with_vllm(model: str, generation: Generation, problems: pl.DataFrame
 
 
 def check_beside(found: Agreement, model: str) -> None:
-    """Refuse a model that the two programs do not agree on."""
-    # Not «above»: a NaN is no agreement.
+    """Refuse a model for which the two programs disagree."""
+    # Written this way because a NaN must count as disagreement.
     if not found.maximum <= VLLM_TOLERANCE:
         raise ExperimentError(
             f"{model}: vLLM's log-probabilities of tokens differ from those of transformers by up to "

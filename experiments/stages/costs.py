@@ -1,4 +1,4 @@
-"""What a preset costs on GPUs: wall time × GPUs held, for each placement of learner and engines."""
+"""The cost of a preset on GPUs: wall time × GPUs held, for each placement of learner and engines."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from ..running.cells import Cell
 from .footprint import KEPT_FREE, Footprint
 
 LARGEST = 2**16
-"""Responses of a batch that only measures, beyond which its time is taken to grow in proportion."""
+"""Responses of a measuring batch, beyond which its time is assumed to grow in proportion."""
 REPLICAS = (1, 2, 4, 8)
-"""Numbers of engines whose times are compared."""
+"""Numbers of engines to compare."""
 ALONE = 0.9
-"""Share of a GPU that an engine takes where it is alone."""
+"""Share of a GPU that an engine takes if it is alone."""
 SHORTER = 4
-"""How much shorter than the longest a response is on average where engines are compared and nothing is said."""
+"""Assumed ratio of the longest to the mean response when engines are compared and no mean is given."""
 Rule = Callable[..., tuple[Decoded, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """Assumptions of a cost, where nothing was measured.
+    """Assumptions of a cost where nothing was measured.
 
     Attributes:
-        price: Of a GPU for an hour (US dollars).
-        response_tokens: Mean length of a response; None for the longest that there may be.
+        price: Price of a GPU-hour (US dollars).
+        response_tokens: Mean length of a response; None for the longest allowed.
     """
 
     device: Device = field(default_factory=lambda: device("h100"))
@@ -60,11 +60,11 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A placement that the GPUs of a cell may have.
+    """A possible placement on a cell's GPUs.
 
     Attributes:
         alive: Most responses alive in an engine.
-        memory_share: Of the engine's GPU, where it differs from the preset's.
+        memory_share: Share of the engine's GPU, if it differs from the preset's.
     """
 
     title: str
@@ -78,11 +78,11 @@ class Costs:
     """Costs of a problem set.
 
     Attributes:
-        footprint: The memory of its largest cell, which says how many responses an engine holds.
+        footprint: The memory of its largest cell, which determines how many responses an engine holds.
         tested: Rollouts of the cells that test the prescription, whose n is not known yet.
-        evaluated: Responses of all evaluations.
-        questions: Responses of one evaluation.
-        measured: Responses that measure problems, before a cell is trained.
+        evaluated: Responses in all evaluations.
+        questions: Responses in one evaluation.
+        measured: Responses that measure problems before any cell is trained.
     """
 
     footprint: Footprint
@@ -117,30 +117,30 @@ class Costs:
 
     @cached_property
     def context(self) -> float:
-        """Tokens that a response sees in a step, in the mean over its steps: a longer one has more of them."""
+        """Mean context of a response over its decoding steps, in tokens; longer responses contribute more steps."""
         lengths = spread_lengths(1024, mean=self.mean, longest=self.longest)
         grown = sum(length**2 for length in lengths) / (2 * sum(lengths))
         return self.footprint.preset.sampling.max_prompt_tokens + grown
 
     @property
     def float32_head(self) -> bool:
-        """Whether logits alone are in float32, of the learner and so of the engines."""
+        """Whether only logits are in float32, for the learner and so for the engines."""
         compute = self.footprint.cell.learner.compute
         return compute.precision == "bfloat16" and compute.float32_head
 
     def engine(self, option: Option) -> Latency:
-        """Times of one of the engines."""
+        """Latency of one of the engines."""
         devices, head = option.placement.devices, self.float32_head
         return latency(self.model, self.terms.device, context=self.context, devices=devices, float32_head=head)
 
     def alive(self, memory_share: float | None = None) -> int:
-        """Most responses alive in an engine, of ``Footprint.engine``: as its settings allow, and its cache holds."""
+        """Most responses alive in an engine (``Footprint.engine``): limited by its settings and its cache."""
         engine, taken = self.footprint.engine(memory_share)
         return max(1, min(engine.max_concurrent, int(taken.kv // (taken.kv_token * self.context))))
 
     @cached_property
     def options(self) -> list[Option]:
-        """The preset's placement, then others of as many GPUs."""
+        """The preset's placement, then others with as many GPUs."""
         resources, held = self.footprint.preset.resources, self.footprint.preset.devices_of_a_worker()
         sleeps, alive = switch(self.model), self.alive()
         own = Placement(
@@ -159,7 +159,7 @@ class Costs:
             options.append(Option(title="pipelined, off-policy", placement=replace(apart, pipelined=True), alive=alive))
         if not resources.engine.sleep and (share := self._share_beside(held)):
             turns = Placement(ranks=held, engines=held, held=held, switch=sleeps)
-            # An engine of several GPUs may not fit one.
+            # An engine spread over several GPUs may not fit on one.
             with suppress(RolloutError):
                 alive = self.alive(share)
                 options.append(Option(title="colocated, asleep", placement=turns, alive=alive, memory_share=share))
@@ -169,7 +169,7 @@ class Costs:
         """The share of a GPU that an engine may take while a rank's weights and moments stay there.
 
         Returns:
-            None where an update does not fit, though the engine has left.
+            None if an update does not fit even though the engine has left.
         """
         own, room = self.footprint.own, 1 - KEPT_FREE
         sharded = self.footprint.cell.learner.compute.sharding == "auto"
@@ -180,7 +180,7 @@ class Costs:
         return int(100 * (room - stays)) / 100
 
     def update(self, rollouts: int) -> Interval:
-        """Device-seconds of learning from some rollouts."""
+        """Device-seconds to learn from this many rollouts."""
         cell, on = self.footprint.cell, self.terms.device
         lower = cell.learner.compute.precision == "bfloat16"
         setting = Setting(
@@ -197,7 +197,7 @@ class Costs:
         return setting.estimate(rollouts, rollouts_per_problem=cell.run.rollouts_per_problem).training
 
     def step(self, option: Option, count: int, n: int, *, learns: bool = True) -> Spent:
-        """The time of a batch of groups of n responses."""
+        """The time for a batch of groups of n responses."""
         place = option.placement
         rule = unbroken if learns and place.pipelined else dispatched
         work = _decoded(rule, count, self.mean, self.longest, place.engines, option.alive)
@@ -207,31 +207,31 @@ class Costs:
         return place.step(sampled, self.update(count) if learns else None)
 
     def cell(self, option: Option, cell: Cell) -> Spent:
-        """The time of a cell, without its evaluations."""
+        """The time for a cell, without its evaluations."""
         return self.step(option, cell.run.batch_rollouts, cell.run.rollouts_per_problem).times(cell.update_steps)
 
     def training(self, option: Option) -> Spent:
-        """The time of all cells, those that test the prescription as long for a rollout as the others."""
+        """The time for all cells; those that test the prescription take as long per rollout as the others."""
         spent = reduce(add, (self.cell(option, cell) for cell in self.cells))
         return spent.times(1 + self.tested / sum(cell.rollouts for cell in self.cells))
 
     def measuring(self, option: Option, responses: int, batch: int) -> Spent:
-        """The time of responses that nothing is learnt from, in batches."""
+        """The time for responses that nothing is learned from, in batches."""
         batch = max(1, min(batch, responses, LARGEST))
         samples = self.footprint.preset.evaluation.samples
         return self.step(option, batch, samples, learns=False).times(responses / batch)
 
     def evaluating(self, option: Option) -> Spent:
-        """The time of all evaluations, and of measuring the problems again."""
+        """The time for all evaluations, and for measuring the problems again."""
         again = self.measuring(option, self.measured, self.measured)
         return self.measuring(option, self.evaluated, self.questions) + again
 
     def spent(self, option: Option) -> Spent:
-        """The time of the problem set."""
+        """The time for the problem set."""
         return self.training(option) + self.evaluating(option)
 
     def lines(self) -> Iterator[str]:
-        """GPU-hours of the problem set, as it is set."""
+        """GPU-hours of the problem set with its current settings."""
         own = self.options[0]
         training, evaluating = self.training(own), self.evaluating(own)
         held, busy = training.held + evaluating.held, training.busy.likely + evaluating.busy.likely
@@ -251,9 +251,9 @@ class Costs:
         )
 
     def replica_lines(self) -> Iterator[str]:
-        """Wall time and GPU-seconds of sampling the smallest and the largest batch with more engines."""
+        """Wall time and GPU-seconds for sampling the smallest and the largest batch with more engines."""
         if self.terms.response_tokens is None:
-            # Of responses that are all as long as they may be none is waited for.
+            # If all responses have the maximum length, none waits for another.
             shorter = replace(self.terms, response_tokens=self.longest / SHORTER)
             yield from replace(self, terms=shorter).replica_lines()
             return
@@ -274,7 +274,7 @@ class Costs:
             yield f"  {f'B_p {count // n:,}, n {n:,}':24}{shown}  {_verdict(walls)}"
 
     def assumptions(self) -> Iterator[str]:
-        """What the costs rest on."""
+        """The assumptions behind the costs."""
         if self.terms.response_tokens is None:
             yield "every response is as long as it may be, which is the most (--response-tokens)"
         else:
@@ -299,12 +299,12 @@ class Costs:
 
 
 def in_all(costs: Sequence[Costs], difficulty: int) -> Iterator[str]:
-    """GPU-hours and money of some problem sets of a preset in each placement, and which is recommended.
+    """GPU-hours and money for a preset's problem sets in each placement, and the recommended placement.
 
     Args:
         difficulty: Responses that measure the difficulty of all problems.
     """
-    # That with the least room for an engine has settings that will do for all.
+    # The problem set with the least room for an engine has settings that work for all.
     least = min(costs, key=lambda each: (len(each.options), each.options[-1].memory_share or 1.0))
     spent = [
         reduce(
@@ -335,14 +335,14 @@ def in_all(costs: Sequence[Costs], difficulty: int) -> Iterator[str]:
 
 @cache
 def _decoded(rule: Rule, count: int, mean: float, longest: int, engines: int, alive: int) -> tuple[Decoded, ...]:
-    """The work of each engine in a batch, which many cells have."""
+    """The work of each engine in a batch, cached since many cells share it."""
     return rule(spread_lengths(count, mean=mean, longest=longest), replicas=engines, limit=alive)
 
 
 def _verdict(walls: Sequence[float]) -> str:
-    """From which number of engines on GPU-seconds rise by more than the wall time falls."""
+    """The number of engines from which on GPU-seconds rise by more than the wall time falls."""
     for engines, before, after in zip(REPLICAS[1:], walls, walls[1:], strict=False):
-        # Twice as many cost 2 · after / before in GPU-seconds, and save before / after in time.
+        # Twice as many engines multiply GPU-seconds by 2 · after / before, and divide the time by before / after.
         if before / after < sqrt(2):
             return f"from {engines} on GPU-seconds rise by more than the time falls"
     return f"up to {REPLICAS[-1]} the time falls by more than GPU-seconds rise"

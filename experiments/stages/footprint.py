@@ -40,15 +40,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "dtype": "bfloat16",
     }
 }
-"""From ``config.json`` of models on the hub, so that a plan needs no network."""
+"""Excerpts from ``config.json`` of models on the hub, so that a plan needs no network."""
 RANKS = (1, 2, 4, 8)
-"""Numbers of learner ranks that are tried."""
+"""Numbers of learner ranks to try."""
 KEPT_FREE = 0.1
-"""Share of a GPU that is left to what is not traced: the allocator's gaps, libraries, the process."""
+"""Share of a GPU reserved for what is not traced: the allocator's gaps, libraries, the process."""
 
 
 def base_config(preset: Preset) -> dict[str, Any] | None:
-    """Return the ``config.json`` of the base model; None where it is not on this machine."""
+    """Return the base model's ``config.json``; None if it is not on this machine."""
     file = Path(preset.base_place) / "config.json"
     return json.loads(file.read_text()) if file.is_file() else PUBLISHED.get(preset.base_place)
 
@@ -57,9 +57,9 @@ KEPT = TypeAdapter(UpdateMemory)
 
 
 def traced(model: dict[str, Any], config: LearnerConfig, load: Load, *, ranks: int) -> UpdateMemory:
-    """Trace an update, or read what the same code and libraries have traced of the same one before.
+    """Trace an update, or read an earlier trace of the same update with the same code and libraries.
 
-    It is kept in the user's cache, ``$XDG_CACHE_HOME/isocompute/traces``, where that can be written.
+    Traces are stored in the user's cache, ``$XDG_CACHE_HOME/isocompute/traces``, if it is writable.
     """
     of: dict[str, Any] = {"model": model, "config": asdict(config), "load": asdict(load), "ranks": ranks}
     code = code_of(f"{update_memory.__module__}:{update_memory.__name__}")
@@ -78,8 +78,8 @@ class Footprint:
     """The memory of a cell.
 
     Attributes:
-        preset: Whose responses are all as long as they may be.
-        cell: That of the largest batch, whose micro-batches are full.
+        preset: All its responses are assumed to have the maximum length.
+        cell: The one with the largest batch, whose micro-batches are full.
     """
 
     preset: Preset
@@ -88,7 +88,7 @@ class Footprint:
     device: Device
 
     def update(self, config: LearnerConfig, ranks: int) -> UpdateMemory:
-        """Trace an update on each of some ranks."""
+        """Trace an update on each of this many ranks."""
         load = Load(
             prompt_tokens=self.preset.sampling.max_prompt_tokens,
             response_tokens=self.preset.sampling.max_new_tokens,
@@ -99,12 +99,12 @@ class Footprint:
 
     @cached_property
     def own(self) -> UpdateMemory:
-        """An update of the cell on each of its ranks."""
+        """The cell's update on each of its ranks."""
         return self.update(self.cell.learner, self.preset.resources.learner_ranks)
 
     @cached_property
     def size(self) -> ModelSize:
-        """The numbers of the model that its memory and its arithmetic depend on."""
+        """The numbers of the model that determine its memory and its arithmetic."""
         return size_of(self.model, parameters=self.own.parameters)
 
     @property
@@ -115,10 +115,10 @@ class Footprint:
         return (engine.memory_share or 0.0) if stays else 0.0
 
     def engine(self, memory_share: float | None = None) -> tuple[Engine, MemoryPlan]:
-        """The engine of the preset, and what it takes of a GPU.
+        """The preset's engine, and its share of a GPU.
 
         Args:
-            memory_share: Of a GPU that an engine has to itself, in place of what the preset says.
+            memory_share: Share for an engine with a GPU to itself, instead of the preset's value.
 
         Raises:
             RolloutError: It does not fit.
@@ -173,7 +173,7 @@ class Footprint:
         yield from (f"      {row}" for row in str(taken).splitlines())
 
     def _smallest(self, config: LearnerConfig, ranks: int, beside: float) -> Iterator[str]:
-        """The fewest ranks that hold an update in bfloat16 with gradient checkpointing, with GPUs of their own."""
+        """The fewest ranks, with their own GPUs, that hold an update in bfloat16 with gradient checkpointing."""
         lower = replace(config, compute=replace(config.compute, precision="bfloat16", gradient_checkpointing=True))
         room = (1 - KEPT_FREE) * self.device.memory
         for fewer in RANKS:

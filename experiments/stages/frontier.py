@@ -1,4 +1,4 @@
-"""Fit the posterior of a sweep, and write its answer with what the sweep cost."""
+"""Fit the posterior of a sweep, and write its answer together with the sweep's cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..settings import Preset
 from .sweep import swept_for
 
 METRICS, PLOTS = OUT / "metrics", OUT / "plots"
-"""Shown by ``dvc metrics`` and ``dvc plots``: numbers and a picture of each problem set."""
+"""Shown by ``dvc metrics`` and ``dvc plots``: numbers and a figure for each problem set."""
 
 
 def run(preset: Preset, problem_set: str) -> None:
@@ -31,7 +31,7 @@ def run(preset: Preset, problem_set: str) -> None:
     evals = tables.read(sweep / "evals.parquet", "evals")
     fitted = fit(preset, problem_set, evals)
     fitted.save(out)
-    # No date and no commit, by which the same answer would have another hash in dvc.lock: MLflow has them.
+    # Omit date and commit, since they would give the same answer another hash in dvc.lock; MLflow has them.
     facts = [("preset", preset.name), ("evaluations", content_hash(sweep / "evals.parquet")[:19])]
     page = write_report(fitted, out, facts=facts, further=report.sections(preset, problem_set))
     with atomic_write(PLOTS / f"{problem_set}.png") as stream:
@@ -62,12 +62,12 @@ def run(preset: Preset, problem_set: str) -> None:
 
 
 def fit(preset: Preset, problem_set: str, evals: pl.DataFrame) -> Fit:
-    """Fit evaluations as a preset says."""
+    """Fit evaluations with a preset's settings."""
     return Frontier(evals, metric=preset.evaluation.metric, problem_set=problem_set).fit(seed=preset.frontier.seed)
 
 
 def _metrics(answer: Mapping[str, Any]) -> dict[str, float]:
-    """An answer's numbers, to sort and chart runs by; none where the curves do not fit."""
+    """An answer's numbers, for sorting and charting runs; empty if the curves do not fit."""
     if answer["rollouts_per_problem"] is None:
         return {}
     chosen = answer["options"][0]
@@ -80,6 +80,6 @@ def _metrics(answer: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _alone(preset: Preset, problem_set: str, evals: pl.DataFrame) -> dict[str, Any]:
-    """The choice of the runs of each base model alone; nothing where there is one base model."""
+    """The choice for the runs of each base model alone; empty if there is only one base model."""
     names = preset.base_models if len(preset.base_models) > 1 else ()
     return {name: report.choice(fit(preset, problem_set, evals.filter(pl.col("base_model") == name))) for name in names}

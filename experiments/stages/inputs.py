@@ -1,4 +1,4 @@
-"""Write down what each stage depends on and DVC does not see: its code, libraries, device and data, on every repro."""
+"""Record what each stage depends on but DVC does not see: code, libraries, device and data, on every repro."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ..settings import ModelConfig, PreparedConfig, Preset
 FOLDER = OUT / "inputs"
 CONSTRAINTS = Path("constraints.txt")
 TOOLS = "# Tools"
-"""The heading of the tests' tools in the constraints, on which no result depends."""
+"""Heading of the test tools in the constraints file; no result depends on these."""
 
 
 def run(preset: Preset) -> None:
-    """Write a document for each stage where it is another one than before, and print what differs."""
+    """Write each stage's document if it has changed, and print the differences."""
     pinned = pins(CONSTRAINTS)
     installed = versions(pinned)
     sources = [source for source in preset.problems if isinstance(source, HubSource | LocalSource)]
@@ -64,7 +64,7 @@ def entries_of(stage: str) -> tuple[str, str]:
 
 
 def libraries_of(*entries: str) -> list[str]:
-    """Names of the installed libraries that some entry points import, with all that these require themselves."""
+    """Names of the installed libraries that the entry points import, with all their requirements."""
     waiting = [name for top in reached(*entries).libraries for name in _distributions().get(top, ())]
     found: set[str] = set()
     while waiting:
@@ -92,7 +92,7 @@ def _write(stage: str, document: dict[str, Any]) -> None:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What differs between two documents: a part, and what in it."""
+    """The differences between two documents: a part, and the entries in it."""
     for part in {*before, *now}:
         one, other = before.get(part), now.get(part)
         if isinstance(one, dict) and isinstance(other, dict):
@@ -102,7 +102,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
 
 
 def pins(path: Path) -> dict[str, str]:
-    """The version that a constraints file pins of each library, by name; without the tools of the tests."""
+    """The version that a constraints file pins for each library, by name; excludes the test tools."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -111,7 +111,7 @@ def pins(path: Path) -> dict[str, str]:
 
 
 def _content(source: object) -> str | None:
-    """Hash of a data set that is a file or a folder; one of the hub is pinned in params.yaml."""
+    """Hash of a data set that is a file or a folder; one on the hub is pinned in params.yaml."""
     place = source.path if isinstance(source, LocalSource) else source.dataset if isinstance(source, HubSource) else ""
     if isinstance(source, LocalSource) and not Path(place).is_file():
         raise ExperimentError(f"{place}: no such file of problems")
@@ -119,7 +119,7 @@ def _content(source: object) -> str | None:
 
 
 def _model(base: ModelConfig | PreparedConfig) -> str | dict[str, str]:
-    """Hash of a base model that is a folder, of each with its problem sets, or its commit."""
+    """Hash of a base model that is a folder, or of each one with its problem sets, or its commit."""
     if isinstance(base, PreparedConfig):
         return {model.name: _folder(model.folder) for model in base.models}
     return base.revision if base.revision and not Path(base.model).is_dir() else _folder(base.model)

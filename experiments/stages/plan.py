@@ -30,7 +30,7 @@ def section_of(name: str) -> str | None:
 
 
 def run(preset: Preset, terms: Terms | None = None, path: Path = Path("params.yaml")) -> None:
-    """Print every value (of ``paper``, next to the section that it comes from), then cells and what they cost.
+    """Print every value (for ``paper``, with the section it comes from), then cells and their costs.
 
     Args:
         path: The file that the preset was read from.
@@ -62,7 +62,7 @@ def run(preset: Preset, terms: Terms | None = None, path: Path = Path("params.ya
 
 
 def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
-    """Cells, rollouts and costs of one problem set; rates that are searched are not known before the pilots have run.
+    """Cells, rollouts and costs of one problem set; searched rates are unknown until the pilots have run.
 
     Returns:
         Its costs; None without GPUs.
@@ -70,7 +70,7 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
     settings, test = preset.sweep[name], preset.prescribe.get(name)
     installed = preset
     if preset.trainer is not None:
-        # Its libraries need not be installed, since cells are not run.
+        # Its libraries need not be installed, since no cell is run.
         installed = preset.model_copy(update={"trainer": preset.trainer.model_copy(update={"libraries": ()})})
     surroundings = surroundings_of(installed)
     designs = [Design.of(preset, name, base, surroundings) for base in preset.base_models]
@@ -86,7 +86,7 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
         measured = (chosen.train + chosen.validation) * preset.difficulty.fresh_samples
     for cell in [*pilot, *cells]:
         ends = range(cell.run.batch_rollouts, cell.rollouts + 1, cell.run.batch_rollouts)
-        # Without a first evaluation that cells share.
+        # Excludes a first evaluation that cells share.
         own = sum(cell.run.evaluated_at(at) for at in ends) + (not cell.baseline_id)
         evaluated += own * validation * cell.evaluation_samples
     length = preset.sampling.max_new_tokens
@@ -95,7 +95,7 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
     _print_row(name, "sweep", len(cells), sum(cell.rollouts for cell in cells), length)
     tested = 0
     if test is not None:
-        # What is decided may be one of the baselines.
+        # The decided setting may be one of the baselines.
         tested = (len(test.baselines) + 1) * len(test.seeds) * len(designs)
         evaluated += tested * (test.rollouts // test.evaluate_every) * validation * preset.evaluation.samples
         _print_row(name, "prescribe", tested, tested * test.rollouts, length)
@@ -120,7 +120,7 @@ def _plan(preset: Preset, name: str, terms: Terms) -> Costs | None:
     if model is None:
         print("    memory: not traced, since the configuration of the base model is not on this machine")
         return None
-    # Micro-batches have the same size in all cells; that of the largest batch is full.
+    # Micro-batches have the same size in all cells; the largest batch fills its micro-batch.
     footprint = Footprint(preset=preset, cell=largest, model=model, device=terms.device)
     costs = Costs(
         footprint=footprint,

@@ -1,4 +1,4 @@
-"""Prepare the inputs of cells: problems, base models, and the problem sets that are cut by their pass rates."""
+"""Prepare the inputs of cells: problems, base models, and problem sets selected by their pass rates."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ from ..running.tracker import log
 from ..settings import DifficultyConfig, ModelConfig, PreparedConfig, PreparedModel, Preset
 
 FOLDER = PREPARED / ONLY
-"""Of the base model that is measured, with its problem sets."""
+"""Folder of the base model that is measured, with its problem sets."""
 
 
 def record(base: ModelConfig) -> None:
-    """Record the base model that is named, and what is in it."""
+    """Record the named base model, and its content."""
     described = cell_folder.describe(base.name)
     write_json(FOLDER / ONLY / "model.json", {**base.model_dump(), **described})
     print(f"base: {base.name}: {described['model_type']}, {described['vocabulary']:,} tokens")
 
 
 SAME = ("config.json", "tokenizer.json", "tokenizer_config.json")
-"""Files that all base models of a preset have alike: an engine is opened once, and its weights are replaced."""
+"""Files that must be identical in all base models of a preset: an engine is opened once, and its weights are
+replaced."""
 
 
 def run(preset: Preset) -> None:
-    """Load problems, record the base model and cut the problem sets, or take those that were prepared before."""
+    """Load problems, record the base model and select the problem sets, or use sets that were prepared before."""
     if OF.exists():
-        # Until all is there, what another preset left is nobody's.
+        # Until everything is complete, files left by another preset belong to nobody.
         write_json(OF, {"of": {"preset": preset.name, "settings": ""}})
     _prepare(preset)
     write_json(OF, {"of": settings_of(preset)})
@@ -54,7 +55,7 @@ def _prepare(preset: Preset) -> None:
     if isinstance(preset.base, PreparedConfig):
         _take(preset.base.models, list(preset.sweep))
     elif preset.difficulty is not None:
-        # Before what takes long, since it may not be there.
+        # Done before the slow steps, since the model may be missing.
         record(preset.base)
         table = join_problems(preset, [load_checked(source) for source in preset.problems])
         measure_sets(preset, preset.difficulty, table)
@@ -89,7 +90,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def join_problems(preset: Preset, parts: Sequence[Loaded]) -> pl.DataFrame:
-    """Write the problems, and beside them those that were dropped since their own answer is not scored right."""
+    """Write the problems, and separately those that were dropped because their reference answer is not scored right."""
     loaded = joined(parts)
     table, dropped = loaded.problems, loaded.dropped.to_dicts()
     path = tables.write(table, "problems", PREPARED / "problems.parquet")
@@ -104,7 +105,7 @@ def join_problems(preset: Preset, parts: Sequence[Loaded]) -> pl.DataFrame:
 
 
 def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame) -> None:
-    """Measure every problem, cut the sets, and measure each set again with responses that selected nothing."""
+    """Measure every problem, select the sets, and measure each set again with responses that selected nothing."""
     model, base = model_of(preset)
     with workers(preset, {base: model}) as pool:
         check_agreement(pool, preset, table)
@@ -138,9 +139,9 @@ def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame
 
 
 def signal(part: pl.DataFrame, group_sizes: Sequence[int]) -> Iterator[str]:
-    """The share of training groups of n responses that are neither all right nor all wrong, measured again.
+    """The share of training groups of n responses that are neither all right nor all wrong, in the second measurement.
 
-    Counted up to the number of responses that measured a problem: the share for a larger n is not below that.
+    It is counted up to the number of responses that measured a problem; for a larger n the share is at least that.
     """
     own = part.filter(pl.col("split") == "train")
     samples = own["fresh_pass_rate_samples"].to_numpy()
@@ -159,15 +160,15 @@ def signal(part: pl.DataFrame, group_sizes: Sequence[int]) -> Iterator[str]:
 
 
 def score(part: pl.DataFrame, side: str) -> dict[str, Any]:
-    """The base model's score on one side of a set, as selected and measured again.
+    """The base model's score on one side of a set, in the selecting and in the second measurement.
 
     Returns:
-        ``problems``; ``selected`` and ``fresh``, mean pass rates; ``selected_samples``, ``fresh_samples``;
-        ``fresh_standard_error``, of the sampling of responses with the problems given.
+        ``problems``; mean pass rates ``selected`` and ``fresh``; ``selected_samples``, ``fresh_samples``;
+        ``fresh_standard_error``, from sampling responses to the given problems.
     """
     own = part.filter(pl.col("split") == side)
     rate, samples = own["fresh_pass_rate"].to_numpy(), own["fresh_pass_rate_samples"].to_numpy()
-    # The unbiased estimate of p(1 − p) has m − 1 below it.
+    # The unbiased estimate of p(1 − p) divides by m − 1.
     variance = rate * (1 - rate) / np.maximum(samples - 1, 1)
     fresh = float(rate.mean())
     error = float(np.sqrt(variance.sum()) / len(own)) if 0 < fresh < 1 else proportion_error(fresh, int(samples.sum()))

@@ -1,4 +1,4 @@
-"""Test what the posterior decides for a budget: trained with fresh seeds, next to fixed n."""
+"""Test the posterior's decision for a budget: train it with fresh seeds, next to fixed n."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .sweep import collect, setup_of
 
 
 def run(preset: Preset, problem_set: str) -> None:
-    """Train what is decided and the fixed n, and write what became of them."""
+    """Train the decided setting and the fixed n, and write the results."""
     test, out = preset.prescribe[problem_set], OUT / "prescribe" / problem_set
     options = Frontier.load(OUT / "frontier" / problem_set).decide(test.rollouts).options
     best = {option.cell.rollouts_per_problem: option.cell for option in reversed(options)}
@@ -50,7 +50,7 @@ def run(preset: Preset, problem_set: str) -> None:
 
 
 def _train(preset: Preset, problem_set: str, test: PrescribeConfig, settings: Sequence[Setting]) -> None:
-    """Train some settings from every base model with fresh seeds."""
+    """Train the given settings from every base model with fresh seeds."""
     setup = setup_of(preset, problem_set)
     cells = [
         design.cell(
@@ -72,9 +72,9 @@ def _train(preset: Preset, problem_set: str, test: PrescribeConfig, settings: Se
 def sentence(
     evals: pl.DataFrame, states: Sequence[Mapping[str, Any]], metric: str, *, chosen: int, rollouts: int
 ) -> str:
-    """Say how the last evaluations of the decided n differ from those of the others, by base model and seed.
+    """Say how the last evaluations of the decided n differ from the others', paired by base model and seed.
 
-    A run that diverged has none at that budget, and is counted apart.
+    A run that diverged has no such evaluation, and is counted separately.
     """
     diverged = [state["run_id"] for state in states if state["status"] == "diverged"]
     # A pair shares base model and seed.
@@ -94,7 +94,7 @@ def sentence(
 
 
 def _difference(n: int, pairs: NDArray[np.float64]) -> str:
-    """The mean difference of pairs with its 95 % interval by Student's t; without bounds where there is one."""
+    """The mean difference of pairs with its 95 % interval by Student's t; without bounds for a single pair."""
     if not len(pairs):
         return f"n = {n}: no pair was trained to the end"
     half = t_quantile(len(pairs) - 1) * pairs.std(ddof=1) / sqrt(len(pairs)) if len(pairs) > 1 else inf

@@ -1,4 +1,4 @@
-"""Find the learning rates with pilots, where they are not declared, then run every cell of a sweep."""
+"""Find the learning rates with pilots, unless they are declared, then run every cell of a sweep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..settings import Preset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Inputs of the cells of a problem set.
+    """Inputs of a problem set's cells.
 
     Attributes:
         problems: Their ``problems`` tables, by hash.
@@ -51,7 +51,7 @@ def setup_of(preset: Preset, problem_set: str) -> Setup:
 
 
 def swept_for(preset: Preset, problem_set: str) -> dict[str, str]:
-    """The preset and a hash of its settings that the tables of a sweep follow from."""
+    """The preset, and a hash of its settings that determine a sweep's tables."""
     of = settings_of(preset, "evaluation")
     return {**of, "sweep": digest(preset.sweep_of(problem_set).model_dump(mode="json"))}
 
@@ -64,23 +64,23 @@ def collect(
     keep_policies: str = "none",
     of: Mapping[str, str] | None = None,
 ) -> None:
-    """Join the tables of finished cells, each cut off at its budget, into one folder.
+    """Join the tables of finished cells, each truncated at its budget, into one folder.
 
-    What shared first evaluations and the pilot cost is in the ledger, too; a pilot is paid for, but not out of the
-    budget of the sweep. Of cells that a command trains there are no ``pass_rates``.
+    The ledger includes the cost of shared first evaluations and of the pilot; a pilot is paid for, but not from the
+    sweep's budget. Cells trained by a command have no ``pass_rates``.
 
     Args:
         pilot: Cells whose ledgers and final states are joined, but not their evaluations.
-        of: Whose they are.
+        of: The preset that the tables belong to.
     """
     outcomes = {cell.run_id: cell_folder.outcome(cell) for cell in [*wanted, *pilot]}
     own = [outcomes[cell.run_id] for cell in wanted]
     for name in ("evals",) if any(isinstance(cell, CommandCell) for cell in wanted) else ("evals", "pass_rates"):
-        # One after the other: those of thousands of cells are large.
+        # One after the other: the tables of thousands of cells are large.
         tables.write(cell_folder.joined(own, name), name, out / f"{name}.parquet")
     ledgers = [cell_folder.joined(own, "ledger")]
     if pilot:
-        # Training cohorts are summed up as ``pilot``, one row per step.
+        # Training cohorts are summed as ``pilot``, one row per step.
         cohort = pl.when(pl.col("cohort") == "eval").then(pl.lit("eval")).otherwise(pl.lit("pilot")).alias("cohort")
         counts = [pl.col(name).sum() for name in ("rollouts", "prompt_tokens", "response_tokens")]
         of_pilots = cell_folder.joined([outcomes[cell.run_id] for cell in pilot], "ledger")
@@ -95,7 +95,7 @@ def collect(
 def _state(cell: Cell, found: cell_folder.Outcome, keep_policies: str) -> dict[str, Any]:
     folder = cell_folder.folder_of(cell)
     ended = cell_folder.done(folder)
-    # A run that went on beyond this budget has the policy of its own end.
+    # If a run continued beyond this budget, its saved policy belongs to its own end.
     own, (flags, judged) = ended is not None and ended.step == found.step, health_of(cell)
     kept = own and cell_folder.keeps_policy(cell, keep_policies) and cell_folder.has_policy(folder)
     return {
@@ -117,7 +117,7 @@ def _state(cell: Cell, found: cell_folder.Outcome, keep_policies: str) -> dict[s
 
 
 def run(preset: Preset, problem_set: str) -> None:
-    """Schedule the pilots and the cells that are not finished, and join their tables."""
+    """Schedule the pilots and the unfinished cells, and join their tables."""
     setup = setup_of(preset, problem_set)
     pilot: Pilot | None = None
     tried: list[Cell] = []
@@ -140,11 +140,11 @@ def run(preset: Preset, problem_set: str) -> None:
 
 
 def _search(preset: Preset, problem_set: str, setup: Setup, pool: Pool) -> tuple[Pilot, list[Cell]]:
-    """Schedule the pilots, and print the rates that they chose."""
+    """Schedule the pilots, and print the chosen rates."""
     experiment = f"{preset.name}-{problem_set}-pilot"
 
     def train(cells: Sequence[Cell]) -> None:
-        # Others may follow.
+        # Other cells may follow.
         Schedule(cells, setup.problems, pool, experiment, title=f"pilot {problem_set}").finish(supersede=False)
 
     (design,) = setup.designs

@@ -149,7 +149,7 @@ class Attachment(Hook):
             raise BudgetError(f"{self.path}: not even the next step fits, so nothing is trained: {refused}")
 
     def begin_epoch(self, *_: Any, **__: Any) -> None:
-        """An epoch begins; a process's first epoch has begun with its first step."""
+        """An epoch begins at its first step, except that a process's first epoch may resume in the middle."""
         self._position, self._begun = 0 if self._begun else self._position, True
 
     def begin_step(self, *_: Any, **__: Any) -> None:

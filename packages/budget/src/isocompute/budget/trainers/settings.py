@@ -651,7 +651,7 @@ def _parts(name: str) -> tuple[str, str]:
 
 @cache
 def _alike(one: str, other: str) -> bool:
-    """Return whether two words differ by about two characters at most, few of theirs, or by one letter each."""
+    """Return whether two words differ by few of their characters, about two at most, or are one letter each."""
     if len(one) == len(other) == 1:
         return True
     return SequenceMatcher(None, one, other).ratio() >= max(0.8, 1 - 2.1 / max(len(one), 1))

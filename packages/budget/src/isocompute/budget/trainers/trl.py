@@ -238,7 +238,7 @@ class Generated:
             raise refused or BudgetError(f"{log.name}: no schedule is known by which it could have generated")
         unexplained = min(c.unexplained for c in counts)
         best = [c for c in counts if c.unexplained == unexplained]
-        # The union of the ranges from the schedules that explain most of the log.
+        # The union of the ranges from the schedules that explain the most.
         self._likely = [hull(at) for at in zip(*(c.likely for c in best), strict=True)]
         self._possible = [hull(at) for at in zip(*(c.possible for c in best), strict=True)]
         # An entry's mean covers the steps before it.
@@ -521,7 +521,7 @@ def _whole_of(log: Log, seconds: str, rate: str) -> int | None:
 
 
 def _scored_in_part(log: Log, settings: Settings, prefix: str) -> list[str]:
-    """The reward functions of an evaluation if some returned None for responses, which their means do not count.
+    """The reward functions of an evaluation if some returned None for responses, which their means then omit.
 
     Then the reward is not the sum of the functions' means, whatever the order of their weights.
     """

@@ -242,7 +242,7 @@ class Fitted:
     def _least(self) -> Array:
         """Smallest compute of each setting at which anything is said, shape ``(settings,)``."""
         batch = np.array([c.batch_rollouts for c in self.settings]) if self.unit == "rollouts" else 0.0
-        # An evaluation before a whole batch means that compute is counted in other units than batches.
+        # An evaluation before a whole batch means that compute is not counted in single rollouts.
         return np.clip(batch, self.path_start / FARTHEST, self.path_start) * np.ones(len(self.settings))
 
     @cached_property

@@ -47,7 +47,7 @@ class BatchSize:
 
     @property
     def words(self) -> str:
-        """The counted failures, and the expected loss."""
+        """The counted failures, and the probability that the next run fails."""
         low, high = self.failure_interval
         lost = f"{self.failed if self.failed else 'none'} of {counted(self.runs, 'run')} failed"
         return f"{lost}, the next one does with {percent(self.failure)} (95 %: {percent(low)} to {percent(high)})"

@@ -54,7 +54,7 @@ def bent(share: Array, slope: Array, position: Array, speed: Array, fall: Array)
 def rise(position: Array, tail: Array) -> Array:
     """The share of the gain made at z = s·log(C/C_half), one family of curves for all forms.
 
-        rise = 1 − (1 + q·w)^(−1/q), w = w_half·(C/C_half)^s, w_half = (2^q − 1)/q
+        rise = 1 − (1 + q·w)^(−1/q),   w = w_half·(C/C_half)^s,   w_half = (2^q − 1)/q
 
     (Burr's twelfth distribution; half of the gain is made at C_half for any q and s.) ``q = 1`` is ``hill`` with B = s,
     ``q → 0`` and ``s = 1`` is ``exp``, ``s = 1`` is ``power`` with β = 1/q. So the form is a number to integrate over,

@@ -3,8 +3,8 @@
 For run r of cell c (one n, B_p and learning rate) from base model b, evaluated at compute C with standard error e:
 
     reward = R0_b + j·(1 − 2^(−C/C_j)) + (1 − R0_b)·σ(a_bc)·(1 + α_r)·bent(rise(s_c·(log C − t_bc − δ_r), q)) + noise
-        bent(rise) = rise + e_c·v where e_c > 0, rise·(1 − f + f·exp(e_c/f·(exp(d·v) − 1)/d)) where e_c < 0 v = h·log(1
-        + exp((log C − w_c)/h)), the e-folds of compute since exp(w_c)
+    bent(rise) = rise + e_c·v  where e_c > 0,  rise·(1 − f + f·exp(e_c/f·(exp(d·v) − 1)/d))  where e_c < 0
+    v = h·log(1 + exp((log C − w_c)/h)), the e-folds of compute since exp(w_c)
 
 * ``a`` (amplitude) and ``t`` (logarithm of the compute of half the gain) each have four parts: a line in log2 n and
   log2 B_p, a parabola in log2 of the learning rate over √B whose top may move with n, a Gaussian process over all

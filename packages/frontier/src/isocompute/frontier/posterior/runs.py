@@ -1,4 +1,4 @@
-"""The runs of a sweep: one record each and all as padded arrays, the errors of their evaluations, and their noise."""
+"""The runs of a sweep: one record each and all as padded arrays, with the errors and the noise of their evaluations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Setting:
     """One setting of a sweep.
 
     Attributes:
-        learning_rate: The rate at the end of warm-up; None where the runs do not say.
+        learning_rate: The rate at the end of warm-up; None if the runs do not say.
         group: Value of the grouping column, or empty without one.
     """
 
@@ -47,23 +47,23 @@ class Setting:
 
     @property
     def key(self) -> tuple[int, int, str]:
-        """Identify it whatever its learning rate; settings are listed in this order."""
+        """Identity of the setting apart from its learning rate; settings are listed in this order."""
         return self.rollouts_per_problem, self.problems_per_batch, self.group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """All runs that one posterior is of.
+    """All runs of one posterior.
 
     Attributes:
-        cells: The settings, without repetition.
+        cells: The distinct settings.
         cell: Index of each run's cell, shape ``(runs,)``.
-        compute: Compute of each evaluation, rising, padded by 1, shape ``(runs, points)``.
+        compute: Compute of each evaluation, ascending, padded by 1, shape ``(runs, points)``.
         reward: The metric, padded by 0.
         error: Standard error within the run, padded by 1.
-        seen: False where padded.
-        trials: Responses behind an evaluation, shape of ``compute``; None where the error is not binomial.
-        error_is_known: True where noise is at least ``error``; else only ratios of errors mean something.
+        seen: False for padding.
+        trials: Responses behind an evaluation, same shape as ``compute``; None if the error is not binomial.
+        error_is_known: True if noise is at least ``error``; otherwise only ratios of errors are meaningful.
         base: Index of each run's base, shape ``(runs,)``.
         bases: What the runs are draws of: base models, or base models with their problem sets.
     """
@@ -81,7 +81,7 @@ class Runs:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Runs:
-        """Some runs, one or more; trials count where all have them."""
+        """Collect one or more runs; trials are used only if all have them."""
         cells = tuple(dict.fromkeys(run.cell for run in runs))
         bases = tuple(dict.fromkeys(run.base for run in runs))
         trials = [run.trials for run in runs if run.trials is not None]
@@ -101,11 +101,11 @@ class Runs:
 
     @property
     def last(self) -> Array:
-        """Compute of the last evaluation of each run, shape ``(runs,)``."""
+        """Compute of each run's last evaluation, shape ``(runs,)``."""
         return np.asarray(np.where(self.seen, self.compute, 0.0).max(axis=1))
 
     def only(self, which: NDArray[np.int64]) -> Runs:
-        """Some of the runs, with the settings and base models that are theirs."""
+        """A subset of the runs, with only their settings and base models."""
         cells, cell = np.unique(self.cell[which], return_inverse=True)
         bases, base = np.unique(self.base[which], return_inverse=True)
         return replace(
@@ -118,7 +118,7 @@ class Runs:
         )
 
     def with_errors_at(self, reward: Array) -> Runs:
-        """The same runs with each binomial error that of the fitted reward, not that of the one measured."""
+        """The same runs, with binomial errors computed at the fitted reward instead of the measured one."""
         if self.trials is None:
             return self
         return replace(self, error=np.where(self.seen, _error_at(reward, self.trials), 1.0))
@@ -133,8 +133,8 @@ class Curves:
         cell: Index of its cell.
         of_run: Index of each run's curve, shape ``(runs,)``.
         members: Membership of runs in curves, as ones and zeros, shape ``(runs, curves)``.
-        of_base: Of curves in base models, shape ``(curves, bases)``.
-        of_cell: Of curves in cells, shape ``(curves, cells)``.
+        of_base: Membership of curves in base models, shape ``(curves, bases)``.
+        of_cell: Membership of curves in cells, shape ``(curves, cells)``.
     """
 
     base: NDArray[np.int64]
@@ -146,7 +146,7 @@ class Curves:
 
     @classmethod
     def of(cls, runs: Runs) -> Curves:
-        """Those of some runs."""
+        """The curves of the given runs."""
         every = np.stack([runs.base, runs.cell], axis=1)
         pairs, of_run = np.unique(every, axis=0, return_inverse=True)
         (base, cell), of_run = pairs.T, of_run.reshape(-1)
@@ -161,12 +161,12 @@ class Curves:
 
 
 def members(index: NDArray[np.int64], count: int) -> Array:
-    """Membership of things in groups, as ones and zeros, shape ``(things, groups)``."""
+    """Membership of items in groups, as ones and zeros, shape ``(items, groups)``."""
     return np.asarray((index[:, None] == np.arange(count)).astype(np.float64))
 
 
 def padded(rows: Sequence[Array], fill: float) -> Array:
-    """Rows of any length as one array, shape ``(rows, longest)``, with ``fill`` after their ends."""
+    """Rows of any length as one array, shape ``(rows, longest)``, padded with ``fill``."""
     whole = np.full((len(rows), max(map(len, rows))), fill)
     for row, values in zip(whole, rows, strict=True):
         row[: len(values)] = values
@@ -175,7 +175,7 @@ def padded(rows: Sequence[Array], fill: float) -> Array:
 
 CELL = ("problems_per_batch", "rollouts_per_problem", "learning_rate")
 POPULATION = ("base_model",)
-"""Columns whose values are draws: what a decision is to hold for is another one like them."""
+"""Columns whose values are draws from a population: a decision should hold for another value like them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,13 +183,13 @@ class Run:
     """The evaluations of one run, sorted by compute.
 
     Attributes:
-        name: To be printed, such as ``n = 8, seed 1``; other settings are in it where they differ in the sweep.
+        name: For display, such as ``n = 8, seed 1``; includes other settings if they differ in the sweep.
         compute: In the unit of the fit, shape ``(evaluations,)``.
-        reward: The metric. It may lie outside 0 to 1, where a run was logged in another unit.
-        error: Standard error of each evaluation, at the reward that was measured.
-        trials: How many independent responses each evaluation counts as; None where its error is not binomial.
-        error_is_known: True where the error is that of sampling responses; else only ratios of errors mean something.
-        base: Which draw it is of, such as its base model; empty where there is one.
+        reward: The metric. It may lie outside 0 to 1 if a run was logged in another unit.
+        error: Standard error of each evaluation, at the measured reward.
+        trials: Number of independent responses that each evaluation is worth; None if its error is not binomial.
+        error_is_known: True if the error is that of sampling responses; otherwise only ratios of errors are meaningful.
+        base: The draw that it belongs to, such as its base model; empty if there is only one.
         answers: Each question's contribution to each evaluation, shape ``(evaluations, questions)``; None without pass
             rates.
     """
@@ -212,13 +212,13 @@ class Run:
         return float(self.compute[-1])
 
     def error_at(self, rate: Array) -> Array:
-        """Standard errors of its evaluations if their true rewards were these: a share of 0 has an error too."""
+        """Standard errors of its evaluations if these were their true rewards: a share of 0 has an error too."""
         if self.trials is None:
             return self.error
         return _error_at(rate, self.trials)
 
     def without(self, dropped: Sequence[int]) -> Run:
-        """The run less some of its evaluations."""
+        """The run without some of its evaluations."""
         kept = np.delete(np.arange(len(self.compute)), list(dropped))
         return replace(self, **_parts(self, ("compute", "reward", "error", "trials", "answers"), kept))
 
@@ -228,7 +228,7 @@ def _error_at(rate: Array, trials: Array) -> Array:
 
 
 def _parts(whole: Run | Runs, names: Sequence[str], which: NDArray[np.int64]) -> dict[str, Any]:
-    """Some rows of those of its arrays that are there."""
+    """Select rows of those named arrays that are not None."""
     arrays = {name: getattr(whole, name) for name in names}
     return {name: values[which] for name, values in arrays.items() if values is not None}
 
@@ -247,13 +247,13 @@ def runs_of(
     """The runs of an ``evals`` table, sorted by base model, cell and seed.
 
     Args:
-        problem_set: Problem set, needed when there are several and the population is not of them.
-        population: Columns whose values are draws, as far as there are such columns.
-        group: A further column, such as the recipe: runs that differ in it are of different cells.
-        pass_rates: A ``pass_rates`` table of the runs, for the errors of the metric, question by question.
+        problem_set: Problem set, needed if there are several and they are not part of the population.
+        population: Columns whose values are draws; absent ones are ignored.
+        group: A further column, such as the recipe: runs that differ in it belong to different cells.
+        pass_rates: A ``pass_rates`` table of the runs, for the metric's errors, question by question.
 
     Raises:
-        FrontierError: As for ``chosen_rows``, two runs share cell and seed, or the pass rates are not those of the
+        FrontierError: As for ``chosen_rows``; or two runs share cell and seed, or the pass rates do not belong to the
             evaluations.
     """
     rows = chosen_rows(
@@ -275,7 +275,7 @@ def runs_of(
     varying = [k for k in keys[:-1] if rows[k].n_unique() > 1]
     others = [k for k in keys[:-1] if k != "learning_rate"]
     if rows.select(keys[:-1]).n_unique() == rows.select(others).n_unique():
-        # A rate that follows from the rest tells no runs apart.
+        # A rate that follows from the other settings does not distinguish runs.
         varying = [k for k in varying if k != "learning_rate"]
     refuse_one_seed(rows, keys)
     runs = []
@@ -307,26 +307,26 @@ def runs_of(
 def _errors(
     rows: pl.DataFrame, metric: str, pass_rates: pl.DataFrame | None
 ) -> tuple[Array | None, bool, Array | None, Array | None]:
-    """Standard errors of evaluations, whether they are known, the trials that they amount to, and the answers."""
+    """Standard errors of evaluations, whether they are known, the equivalent trials, and the answers."""
     reward = rows[metric].to_numpy().astype(np.float64)
     columns = [rows[c] for c in ("questions", "samples") if c in rows.columns]
     trials, known = None, False
     if len(columns) == 2 and not any(column.null_count() for column in columns):
         trials, known = trials_of(metric, *(column.to_numpy() for column in columns))
     if pass_rates is None:
-        # A run in percent is judged later; its error has no meaning, but must be a number.
+        # A run in percent is judged later; its error is meaningless, but must be a number.
         return None if trials is None else binomial_errors(reward.clip(0, 1), trials), known, trials, None
     answers, rates, samples = answers_of(pass_rates, rows, metric, reward)
     error = np.sqrt(response_variance(metric, rates, samples) / answers.shape[1])
     if trials is not None:
-        # Questions of unequal difficulty count as more responses than were sampled.
+        # Questions of unequal difficulty are worth more responses than were sampled.
         rate = (reward * trials + 0.5) / (trials + 1)
         trials = rate * (1 - rate) / error**2
     return error, True, trials, answers
 
 
 def _scatter(reward: Array) -> Array:
-    """Error where nothing is known of the questions: the typical difference of neighbouring evaluations."""
+    """Error if nothing is known about the questions: the typical difference between neighbouring evaluations."""
     steps = np.abs(np.diff(reward))
     # The median of |N(0, 2σ²)| is 0.954 σ.
     return np.full(len(reward), max(float(np.median(steps)) / 0.954 if len(steps) else 0.0, 1e-4))
@@ -354,26 +354,26 @@ def _order(run: Run) -> tuple[object, ...]:
 
 
 SPIKE = 5.0
-"""Standard deviations from both neighbours beyond which an evaluation is a spike: of 1,000 evaluations with normal
+"""An evaluation is a spike beyond this many standard deviations from both neighbours. Of 1,000 evaluations with normal
 noise none lies there, and noise is known to about a tenth."""
 OUTSIDE = 0.5
-"""A spike lies outside the range of its neighbours by more than this share of that range: in a steep rise even a good
+"""A spike lies outside the range of its neighbours by more than this share of that range: in a steep rise, even a good
 evaluation is far from the line between them."""
 LOST, AGREEING = 0.5, 3.0
-"""The last evaluation is a spike that lost this share of the gain, and so many times what was lost just before."""
+"""The last evaluation is a spike if it lost this share of the gain, and this multiple of the loss just before."""
 OWN_SCATTER = 8
-"""Evaluations from which a run's scatter says how large its noise is."""
+"""Evaluations needed to estimate a run's noise from its own scatter."""
 
 
 def spikes(run: Run, factor: float) -> Mask:
     """Single evaluations, or two in a row, that lie far outside the range of their neighbours.
 
-    The worst is taken out first and the others are judged again without it: a good evaluation between two bad ones is
-    as far from its neighbours as they are. Low ones go first, since a broken evaluation is nearly always too low. The
-    last evaluation is one where it alone lost half of the gain: a second one would be needed to see a collapse.
+    The worst is removed first, and the others are judged again without it: a good evaluation between two bad ones is as
+    far from its neighbours as they are. Low ones go first, since a broken evaluation is nearly always too low. The last
+    evaluation is a spike if it alone lost half of the gain: a collapse would need a second one.
     """
     if len(run.reward) >= OWN_SCATTER:
-        # A spike spoils three differences, so that those of a run with several are judged by the smaller ones.
+        # A spike spoils three differences, so a run with several spikes is judged by its smaller differences.
         factor = max(factor, excess([run], 0.25))
     left, kept = run, np.arange(len(run.reward))
     while True:
@@ -388,12 +388,12 @@ def spikes(run: Run, factor: float) -> Mask:
 
 
 def _worst(run: Run, factor: float, length: int, below: bool) -> NDArray[np.int64]:
-    """Indices of the stretch farthest below or above its neighbours; none where no stretch is far."""
+    """Indices of the stretch farthest below or above its neighbours; empty if no stretch is far."""
     usual = expected_error(run)
     off, spread = off_neighbours(position(run.compute), run.reward, usual, length)
     inner = np.arange(len(off))[:, None] + 1 + np.arange(length)
     for j in range(length):
-        # The error is that of what the evaluation should have been: a share of 0 seems to have almost none.
+        # Use the error at the reward that the evaluation should have had: at a share of 0 it would be almost none.
         rate = run.reward.copy()
         rate[inner[:, j]] -= off[:, j]
         spread[:, j] = np.maximum(spread[:, j], run.error_at(rate)[inner[:, j]])
@@ -406,24 +406,24 @@ def _worst(run: Run, factor: float, length: int, below: bool) -> NDArray[np.int6
 
 
 def _falls_at_end(run: Run, factor: float) -> bool:
-    """Return whether the last evaluation alone lost half of what the run had gained."""
+    """Return whether the last evaluation alone lost half of the run's gain."""
     if len(run.reward) < 4:
         return False
     first, before, level, last = (float(run.reward[i]) for i in (0, -3, -2, -1))
     usual = (before + level) / 2
-    # The error of what it should have been, and of the two before it.
+    # The error at the reward that it should have had, combined with that of the two before it.
     error = float(run.error_at(np.full(len(run.reward), usual))[-1]) * float(np.sqrt(1.5))
     drop = usual - last
     return drop > max(SPIKE * factor * error, LOST * (usual - min(first, last)), AGREEING * (before - level))
 
 
 def excess(runs: Sequence[Run], level: float = 0.5) -> float:
-    """Noise over the errors stated, from how evaluations differ from their neighbours; robust to a few bad runs.
+    """Ratio of noise to stated errors, from differences between neighbouring evaluations; robust to a few bad runs.
 
-    Runs of few evaluations say nothing of it: between far neighbours the curve itself bends.
+    Runs with few evaluations are ignored: between distant neighbours, the curve itself bends.
 
     Args:
-        level: Quantile of the differences that it is taken from.
+        level: Quantile of the differences used for the estimate.
     """
     several = [run for run in runs if len(run.reward) >= OWN_SCATTER]
     units = [units_off(run.compute, run.reward, expected_error(run)) for run in several]
@@ -433,13 +433,13 @@ def excess(runs: Sequence[Run], level: float = 0.5) -> float:
 
 
 def units_off(compute: Array, reward: Array, error: Array) -> Array:
-    """How many standard errors each evaluation but the ends is from the line through its neighbours."""
+    """Distance of each inner evaluation from the line through its neighbours, in standard errors."""
     off, spread = off_neighbours(position(compute), reward, error)
     return np.asarray(np.abs(off[:, 0]) / spread[:, 0])
 
 
 def off_neighbours(at: Array, reward: Array, error: Array, length: int = 1) -> tuple[Array, Array]:
-    """Distances of stretches of evaluations from the line between those before and after.
+    """Distances of stretches of evaluations from the line between the evaluations before and after.
 
     Returns:
         The differences and their standard deviations, both ``(stretches, length)``.
@@ -456,12 +456,12 @@ def off_neighbours(at: Array, reward: Array, error: Array, length: int = 1) -> t
 
 
 def expected_error(run: Run) -> Array:
-    """Standard errors at the reward that an evaluation and its neighbours have together."""
+    """Standard errors at the local median reward of an evaluation and its neighbours."""
     return np.array(run.error_at(local_median(run.reward)))
 
 
 def local_median(reward: Array) -> Array:
-    """The median of each value and its neighbours, of the three nearest at the ends."""
+    """The median of each value and its neighbours; at the ends, of the three nearest values."""
     if len(reward) < 3:
         return reward
     inner = np.median(np.lib.stride_tricks.sliding_window_view(reward, 3), axis=1)
@@ -469,22 +469,23 @@ def local_median(reward: Array) -> Array:
 
 
 def position(compute: Array) -> Array:
-    """Positions of evaluations in the logarithm of compute, which rises; finite for the start."""
+    """Positions of evaluations in log compute, ascending; finite for the start."""
     positive = compute[compute > 0]
     return np.log1p(compute / (positive[0] if len(positive) else 1.0))
 
 
 POINTS = 50
-"""Most evaluations of a run that are fitted one by one: a curve has four numbers and bends once."""
+"""Most evaluations of a run that are fitted individually: a curve has four numbers and bends once."""
 REACH = 3
-"""Bins on either side that a bin is compared with."""
+"""Number of bins on either side that a bin is compared with."""
 
 
 def binned(run: Run) -> Run:
-    """The run in bins that are even in the logarithm of compute; evaluations at compute 0 are one point of their own.
+    """The run in bins of equal width in log compute; evaluations at compute 0 form their own point.
 
-    Thousands of evaluations within one doubling of compute share the slow wander of the run, so the mean of a bin is
-    not as sure as that of as many independent ones: how sure it is shows in how bins differ from their neighbours.
+    Thousands of evaluations within one doubling of compute share the slow wander of the run, so a bin's mean is less
+    certain than that of as many independent evaluations. Its uncertainty is estimated from the differences between
+    neighbouring bins.
     """
     if len(run.compute) <= POINTS:
         return run
@@ -494,7 +495,7 @@ def binned(run: Run) -> Run:
     own = np.where(started, 1 + np.searchsorted(edges, run.compute, side="right"), 0)
     _, own, members = np.unique(own, return_inverse=True, return_counts=True)
     compute, reward = (np.bincount(own, values) / members for values in (run.compute, run.reward))
-    # Before bins are compared, their errors are those of independent evaluations.
+    # Before bins are compared, use the errors of independent evaluations.
     sampled = np.sqrt(np.bincount(own, run.error_at(local_median(run.reward)) ** 2)) / members
     variance = sampled**2
     later = compute > 0
@@ -512,22 +513,22 @@ def binned(run: Run) -> Run:
 
 
 def _within(run: Run, own: NDArray[np.int64], members: NDArray[np.int64]) -> Array:
-    """Variance of the mean of each bin if evaluations were independent, from how they scatter within all bins."""
+    """Variance of each bin's mean for independent evaluations, from the scatter within all bins."""
     steps = np.diff(run.reward)[np.diff(own) == 0]
-    # The difference of neighbours has twice their variance, and none of the trend.
+    # The difference of neighbours has twice their variance, and excludes the trend.
     variance = (np.median(np.abs(steps)) / 0.6745) ** 2 / 2 if len(steps) else float(run.error[0]) ** 2
     return np.asarray(np.maximum(variance, 1e-8) / members)
 
 
 def wander(at: Array, reward: Array, variance: Array) -> float:
-    """Variance by which bins scatter beyond that of their independent evaluations.
+    """Variance by which bins scatter beyond that of independent evaluations.
 
-    It is the larger of two: about a parabola through the neighbours, for what changes from bin to bin, and about the
-    rising curve that fits best, for what is slower: a run that falls and rises again wanders.
+    It is the larger of two estimates. The scatter about a parabola through the neighbours measures changes from bin to
+    bin. The scatter about the best rising curve measures slower changes: a run that falls and rises again wanders.
 
     Args:
-        at: Position of each bin, rising.
-        variance: Of each bin's mean, if its evaluations were independent.
+        at: Position of each bin, ascending.
+        variance: Variance of each bin's mean, for independent evaluations.
     """
     if len(reward) < 2 * REACH + 2:
         return 0.0

@@ -1,9 +1,9 @@
-"""The posterior of one run: the curves of ``model`` with what published fits say of how far and how fast runs rise.
+"""The posterior of one run: the curves of ``model``, with priors from published fits on how far and how fast runs rise.
 
-A sweep says by itself how its runs rise; the beginning of one run does not. So the asymptote and the steepness have
-priors from the fits that ScaleRL prints (arXiv 2510.13786), and a run may have a fall ahead as often as theirs do. The
-form is a number that is integrated over: ScaleRL's sigmoid is in the middle, an exponential and a power law lie on
-either side, and any of them may grow on or fall from some compute on.
+A sweep shows how its runs rise; the beginning of a single run does not. So the asymptote and the steepness have priors
+from the fits that ScaleRL prints (arXiv 2510.13786), and a run may fall later as often as theirs do. The form is a
+number that is integrated over: ScaleRL's sigmoid is in the middle, an exponential and a power law lie on either side,
+and any of them may keep growing or fall from some compute on.
 """
 
 from __future__ import annotations
@@ -38,39 +38,40 @@ base-GSPO-1e-3 0.575 3.64, base-GSPO-1e-2 0.560 5.17, base-GSPO-1e-1 0.575 2.37
 """
 """A and B of ScaleRL's fits: Table 1 and Figure 7, Figure 2, and (``base-``) Figures 4 to 6, 14, 19 and 20."""
 BEFORE, BEFORE_SCOUT = 0.40, 0.51
-"""Reward before training of its 8B model and of Scout, as its drawn curves have it: no table says it."""
+"""Reward before training of its 8B model and of Scout, read from its drawn curves: no table gives it."""
 DEGREE = 1.0
-"""Of sinh(d·x)/d, by which tails are longer than the published fits': other models, other problems."""
+"""Parameter d of sinh(d·x)/d, which makes tails longer than in the published fits: other models, other problems."""
 FORM = (0.0, 0.5)
 """Mean and standard deviation of log q: 1 is ScaleRL's sigmoid, a fifth or less nearly an exponential."""
 START = (-0.15, 0.3)
-"""Of the logit of R0 less that of the first evaluation, where that is not before training."""
+"""Mean and standard deviation of the logit of R0 less that of the first evaluation, if that is not before training."""
 TIMING = 1.5
-"""Standard deviation of the logarithm of the compute of half the gain, about that of the last evaluation."""
+"""Standard deviation of the log compute of half the gain, about the log compute of the last evaluation."""
 PRIORS = Priors(growth=0.02, rising=0.0)
-"""The one run that ScaleRL fits again with twice the data (its appendix: A from 0.645 to 0.655) went on by 0.04 of its
-gain per e-fold of compute, its other runs by nothing that it speaks of."""
+"""The one run that ScaleRL fits again with twice the data (its appendix: A from 0.645 to 0.655) gained another 0.04 of
+its gain per e-fold of compute; for its other runs it mentions nothing."""
 LOST = 0.9
-"""Of the share of the gain that is lost in the end, in units of its prior: 0.8 in the median."""
+"""Shift of the share of the gain lost in the end, in units of its prior: the median is 0.8."""
 NOISE = (0.3, 0.4)
-"""Mean and standard deviation of log κ over how evaluations scatter about their neighbours: noise that lasts, with the
-autocorrelation below, shows 0.72 of itself there."""
+"""Mean and standard deviation of log κ, relative to the scatter of evaluations about their neighbours: lasting noise,
+with the autocorrelation below, shows 0.72 of itself there."""
 LASTING = 1.0
-"""Of the autocorrelation of evaluations, in units of its prior: 0.4 in the median, as they ask the same questions."""
+"""Shift of the autocorrelation of evaluations, in units of its prior: the median is 0.4, as they ask the same
+questions."""
 SIZE = (48, 40, 32)
-"""Chains, steps of warm-up, and steps kept."""
+"""Chains, warm-up steps, and kept steps."""
 ROUNDS = 8
-"""Of drawing, at most: where a run may fall or go on, chains take several to agree on how likely that is."""
+"""Most rounds of drawing: if a run may fall or keep growing, chains take several to agree on the probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What is expected of a run before its evaluations.
+    """Expectations about a run before its evaluations.
 
     Attributes:
         gain: Mean and standard deviation of the logit of (A − R0)/(1 − R0).
-        steepness: Of the logarithm of B.
-        correlation: Of both: recipes that end lower rise more steeply.
+        steepness: Mean and standard deviation of log B.
+        correlation: Correlation of both: recipes that end lower rise more steeply.
     """
 
     gain: tuple[float, float]
@@ -85,10 +86,10 @@ def published() -> dict[str, tuple[float, float]]:
 
 
 def expected(without: Sequence[str] = ()) -> Expected:
-    """What published fits say of a run that is none of them.
+    """The prediction of published fits for a run that is not among them.
 
     Args:
-        without: Fits that are left out: those of the run that is forecast.
+        without: Fits to leave out: those of the run that is forecast.
 
     Raises:
         FrontierError: There is no such fit.
@@ -110,17 +111,17 @@ def expected(without: Sequence[str] = ()) -> Expected:
 
 
 PARTS = ("start", "tail", "shape", "step", "bend", "level", "excess", "autocorrelation")
-"""Numbers of the model that one run can say anything of; all others tell runs or settings apart."""
+"""Numbers of the model that one run informs; all others distinguish runs or settings."""
 Q, B, F, GAIN, WHEN, KAPPA, PHI = 1, 2, 8, 9, 10, 11, 12
-"""Places of those with a prior of their own, among the numbers of one run."""
+"""Positions, among the numbers of one run, of those with a prior of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneRun:
-    """The density of the numbers of one run, standard normal before its evaluations.
+    """The density of one run's numbers, standard normal before its evaluations.
 
     Attributes:
-        model: Of that run alone.
+        model: The model of that run alone.
     """
 
     model: Model
@@ -128,7 +129,7 @@ class OneRun:
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Of these numbers in a vector of the model; of n's slopes of the bend there are none."""
+        """Positions of these numbers in a vector of the model; the bend has no slopes in n."""
         parts = {name: list(range(part.start, part.stop)) for name, part in self.model.parts.items()}
         parts["bend"] = [parts["bend"][k] for k in (0, 2, 4, 5)]
         return np.array([k for name in PARTS for k in parts[name]])
@@ -143,21 +144,21 @@ class OneRun:
         return theta
 
     def __call__(self, own: Array) -> tuple[Array, Array]:
-        """Logarithm of the density, shape ``(chains,)``, and its gradient, shape ``(chains, numbers)``."""
+        """Log density, shape ``(chains,)``, and its gradient, shape ``(chains, numbers)``."""
         mapped, slope, of_steepness = self._mapped(own)
         value, gradient = self.model(self._vectors(mapped))
-        # The model's own prior of these numbers is taken back.
+        # Remove the model's own prior of these numbers.
         by_mapped = gradient[:, self.places] + mapped
         by_own = by_mapped * slope - own
         by_own[:, [Q, GAIN]] += by_mapped[:, [B]] * of_steepness
         return value + 0.5 * (mapped**2).sum(axis=1) - 0.5 * (own**2).sum(axis=1), by_own
 
     def _mapped(self, own: Array) -> tuple[Array, Array, Array]:
-        """The model's numbers, their derivative each by its own one, and that of the steepness by form and gain."""
+        """The model's numbers, their derivatives by their own numbers, and the steepness's by form and gain."""
         mapped, slope = own.copy(), np.ones_like(own)
         runs = self.model.runs
         if runs.compute[0, 0] > 0:
-            # In units of the model's ½.
+            # The model's unit is ½.
             mapped[:, 0], slope[:, 0] = (START[0] + START[1] * own[:, 0]) / 0.5, START[1] / 0.5
         log_q, by_q = FORM[0] + FORM[1] * own[:, Q], FORM[1]
         mapped[:, Q], slope[:, Q] = (log_q - TAIL[0]) / TAIL[1], by_q / TAIL[1]
@@ -166,7 +167,7 @@ class OneRun:
         expected, both = self.expected, self.expected.correlation
         apart = np.sqrt(1 - both**2)
         log_b = expected.steepness[0] + expected.steepness[1] * (both * gain + apart * rest)
-        # B is that of the sigmoid which is as steep against log C where half of the gain is made.
+        # B belongs to the sigmoid that has the same slope in log C at half of the gain.
         q, left = np.exp(log_q), np.exp2(-np.exp(log_q))
         steep = (log_b - np.log(2 * (1 - left) / q) - STEEPNESS[0]) / STEEPNESS[1]
         by_steep = 1 / np.sqrt(1 + steep**2) / STEEPNESS[1]
@@ -174,7 +175,7 @@ class OneRun:
         by_form = by_steep * by_q * (1 - np.log(2.0) * q * left / (1 - left))
         by_height = by_steep * expected.steepness[1] * both * by_gain
         mapped[:, F] += LOST
-        # Both in units of the model's 1.5.
+        # The model's unit is 1.5 for both.
         mapped[:, GAIN] = (expected.gain[0] + expected.gain[1] * gain) / 1.5
         slope[:, GAIN] = expected.gain[1] * by_gain / 1.5
         when = np.log(runs.last[0]) - self.model.middle + TIMING * own[:, WHEN]
@@ -185,7 +186,7 @@ class OneRun:
 
 
 def _stretched(own: Array) -> tuple[Array, Array]:
-    """A number with long tails, and its derivative by one that is standard normal."""
+    """A number with long tails, and its derivative by a standard normal number."""
     return np.sinh(DEGREE * own) / DEGREE, np.cosh(DEGREE * own)
 
 
@@ -196,8 +197,8 @@ class Drawn:
     Attributes:
         reward: Shape ``(draws, points)``.
         noise: Standard deviation of an evaluation, shape ``(draws,)``.
-        autocorrelation: Of evaluations that follow each other, shape ``(draws,)``.
-        named: A, R0, C_mid and B by the names of ScaleRL, without what bends the curve later; empty without a curve.
+        autocorrelation: Between consecutive evaluations, shape ``(draws,)``.
+        named: A, R0, C_mid and B by ScaleRL's names, without later bends of the curve; empty without a curve.
     """
 
     reward: Array
@@ -210,9 +211,9 @@ def single(runs: Runs, at: Array, *, before: Expected, seed: int) -> Drawn:
     """Fit one run.
 
     Args:
-        runs: That run alone, of errors of which only ratios mean something.
-        at: Compute of its rewards.
-        before: What is expected of it.
+        runs: That run alone; only ratios of its errors are meaningful.
+        at: Compute of the drawn rewards.
+        before: Expectations about the run.
     """
     model = Model(runs=runs, priors=PRIORS)
     density = OneRun(model=model, expected=before)

@@ -1,1 +1,1 @@
-"""Figures, and a report on one page."""
+"""Figures, and a one-page report."""

@@ -1,4 +1,4 @@
-"""Drawing: one style per n, legible in greyscale, and files that are the same every time.
+"""Drawing: one style per n, legible in greyscale, and reproducible files.
 
 Figures of a fit: its runs and curves, the setting chosen at each budget, regret, and n* (or B_p*) over compute.
 """
@@ -32,7 +32,7 @@ Drawn = TypeVar("Drawn", bound=Callable[..., Any])
 
 
 def styled(draw: Drawn) -> Drawn:
-    """A function that draws in our style and leaves that of the process, and its backend, alone."""
+    """Make a function draw in our style without changing the process's style or backend."""
 
     @wraps(draw)
     def inside(*arguments: Any, **named: Any) -> Any:
@@ -45,7 +45,7 @@ def styled(draw: Drawn) -> Drawn:
 
 
 def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], **settings: Any) -> tuple[Any, Any]:
-    """A figure that no window manager knows, and its axes, as of ``pyplot.subplots``."""
+    """A figure without a window manager, and its axes, as from ``pyplot.subplots``."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=figsize, layout="constrained")
@@ -53,7 +53,7 @@ def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], *
 
 
 def panels(count: int, *, height: float, more: float = 0.0) -> tuple[Any, list[Any]]:
-    """A figure of as many panels of one scale and height (inches), three in a row, and their axes."""
+    """A figure of this many panels with one scale and height (inches), three in a row, and their axes."""
     columns = min(3, count)
     rows = -(-count // columns)
     size = (3.2 * columns, height * rows + more)
@@ -64,17 +64,17 @@ def panels(count: int, *, height: float, more: float = 0.0) -> tuple[Any, list[A
 
 
 def styles_of(settings: Iterable[Setting]) -> dict[object, dict[str, Any]]:
-    """``line_styles`` by n, or by the grouping column where there is one: numbers first, then names."""
+    """``line_styles`` by n, or by the grouping column if there is one: numbers first, then names."""
     return line_styles(sorted(set(map(key, settings)), key=lambda each: (isinstance(each, str), each)))
 
 
 def key(setting: Setting) -> Any:
-    """The value that a setting's colour stands for."""
+    """The value that determines a setting's colour."""
     return setting.group or setting.rollouts_per_problem
 
 
 def line_styles(values: Sequence[object]) -> dict[object, dict[str, Any]]:
-    """Colour, marker and line of each value in order: light to dark, so that they differ in greyscale too."""
+    """Colour, marker and line style of each value in order, light to dark, so that they differ in greyscale too."""
     import matplotlib as mpl
 
     shades = mpl.colormaps["viridis_r"](np.linspace(0.15, 0.95, len(values)))
@@ -85,13 +85,13 @@ def line_styles(values: Sequence[object]) -> dict[object, dict[str, Any]]:
 
 
 def save(figure: Any, path: Path) -> list[Path]:
-    """Write SVG and PNG without dates or program versions; returns both paths.
+    """Write SVG and PNG without dates or program versions; return both paths.
 
     Args:
-        path: Where it goes; the suffix is replaced.
+        path: Target path; the suffix is replaced.
 
     Raises:
-        FrontierError: They cannot be written.
+        FrontierError: The files cannot be written.
     """
     svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
     with atomic_write(svg, error=FrontierError) as stream:
@@ -102,7 +102,7 @@ def save(figure: Any, path: Path) -> list[Path]:
 
 
 def write_svg(figure: Any, stream: IO[bytes]) -> None:
-    """Write a figure as SVG, with fixed ids, so that the same one gives the same bytes."""
+    """Write a figure as SVG with fixed ids, so that equal figures give equal bytes."""
     import matplotlib as mpl
 
     with mpl.rc_context({"svg.hashsalt": "isocompute"}):
@@ -110,7 +110,7 @@ def write_svg(figure: Any, stream: IO[bytes]) -> None:
 
 
 def compute_axis(axes: Any, unit: str) -> None:
-    """A logarithmic axis of compute whose ticks read 2k and 1M."""
+    """A logarithmic compute axis with ticks such as 2k and 1M."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     decades = [t for t in 10.0 ** np.arange(0, 16) if low <= t <= high]
@@ -127,7 +127,7 @@ MOST_PANELS = 24
 
 @styled
 def curve_panels(fitted: Fitted) -> Any:
-    """A panel per setting: its runs, one marker a run, and its mean curve with the 95 % interval (Figures 5, 15)."""
+    """One panel per setting: its runs with a marker each, and its mean curve with 95 % interval (Figures 5, 15)."""
     cells = fitted.cells[:MOST_PANELS]
     figure, axes = panels(len(cells), height=2.4, more=0.4)
     styles, runs = styles_of(fitted.cells), fitted.prepared.runs
@@ -150,9 +150,9 @@ def curve_panels(fitted: Fitted) -> Any:
 
 
 def draw_frontier(fitted: Fitted, axes: Any) -> Any:
-    """Mean curves of the settings, of several rates the best one's, and the chosen setting at each budget (Figure 6).
+    """Mean curves of the settings (of several rates, the best one's), and the setting chosen at each budget (Figure 6).
 
-    The band is the 95 % interval of the chosen setting alone.
+    The band is the 95 % interval of the chosen setting only.
     """
     styles, path, runs = styles_of(fitted.cells), fitted.path(), fitted.prepared.runs
     drawn = fitted.healthy(path.compute)
@@ -173,14 +173,14 @@ def draw_frontier(fitted: Fitted, axes: Any) -> Any:
 
 
 def _grid(fitted: Fitted, k: int) -> Array:
-    """Compute from the first evaluation of a setting to its last."""
+    """Compute values from a setting's first evaluation to its last."""
     runs = fitted.prepared.runs
     own = runs.seen & (runs.cell == k)[:, None] & (runs.compute > 0)
     return np.geomspace(runs.compute[own].min(), runs.compute[own].max(), POINTS)
 
 
 BUDGETS = (1.0, 0.5, 0.25, 0.125)
-"""Of the decision's budget: itself, and how it was at smaller ones."""
+"""Budgets as multiples of the decision's: the budget itself and smaller ones."""
 PALER = ("#2b6cb0", "#63b3ed", "#bee3f8")
 ROLLOUTS, PROBLEMS = "rollouts_per_problem", "problems_per_batch"
 NAMES = {ROLLOUTS: "n", PROBLEMS: "B_p"}
@@ -189,11 +189,11 @@ WORDS = {ROLLOUTS: "rollouts per problem n", PROBLEMS: "problems per batch B_p"}
 
 @styled
 def decision_figure(fitted: Fitted, setting: str = ROLLOUTS, *, budget: float | None = None) -> Any:
-    """Both panels beside each other.
+    """Both panels side by side.
 
     Args:
-        setting: What is decided about; the other one is at its best for each value.
-        budget: Of the decision; by default the largest compute that was measured.
+        setting: The setting to decide about; the other one is at its best for each value.
+        budget: The decision's budget; by default the largest measured compute.
     """
     figure, (left, right) = subplots(1, 2, figsize=(9.5, 3.8))
     draw_regret(fitted, left, setting, budget=budget)
@@ -203,14 +203,14 @@ def decision_figure(fitted: Fitted, setting: str = ROLLOUTS, *, budget: float | 
 
 @styled
 def alone(draw: Callable[..., Any], fitted: Fitted, *, size: tuple[float, float] = (4.8, 3.6), **given: Any) -> Any:
-    """One panel on a figure of its own, which a phone can show."""
+    """One panel on its own figure, small enough for a phone."""
     figure, axes = subplots(figsize=size)
     draw(fitted, axes, **given)
     return figure
 
 
 def draw_regret(fitted: Fitted, axes: Any, setting: str = ROLLOUTS, *, budget: float | None = None) -> Any:
-    """Expected regret at some budgets (IsoCompute Playbook, Figure 10); ``decision_figure`` has the arguments."""
+    """Expected regret at several budgets (IsoCompute Playbook, Figure 10); arguments as in ``decision_figure``."""
     asked = budget or fitted.largest
     values = sorted({getattr(c, setting) for c in fitted.settings})
     for share, colour, marker in zip(BUDGETS, (ACCENT, *PALER), MARKERS[:4], strict=True):
@@ -222,7 +222,7 @@ def draw_regret(fitted: Fitted, axes: Any, setting: str = ROLLOUTS, *, budget: f
         axes.plot(values, regret, marker=marker, ms=4, color=colour, lw=2 if share == 1 else 1, label=short(compute))
         if share == 1:
             chosen = getattr(options[0].cell, setting)
-            # Named in the title: beside the ring a label would lie on an axis or a line.
+            # The title names it: beside the ring, a label would lie on an axis or a line.
             axes.plot(chosen, regret[values.index(chosen)], "o", ms=11, mfc="none", mec=ACCENT, mew=1.6, clip_on=False)
     axes.set_xscale("log", base=2)
     axes.set_xticks(values, [f"{v:,}" for v in values])
@@ -247,9 +247,9 @@ def draw_best(
     """The value of least expected regret against compute, over P(best) of every value (Figures 7, 21, 22, 24).
 
     Args:
-        setting: As of ``decision_figure``.
-        budget: Marked, where runs reached it.
-        batch_rollouts: B, to draw against update steps M = C/B (Figure 9).
+        setting: As in ``decision_figure``.
+        budget: Marked, if runs reached it.
+        batch_rollouts: B, to plot against update steps M = C/B (Figure 9).
     """
     path = fitted.path()
     each = np.array([getattr(c, setting) for c in fitted.settings])

@@ -1,4 +1,4 @@
-"""Figures beyond a fit: interference (Playbook, Figures 11 and 27), train and validation, ScaleRL's forecasts."""
+"""Figures beyond a fit: interference (Playbook, Figures 11 and 27), train against validation, ScaleRL's forecasts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def interference_panels(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, of: st
     """Draw interference by n: the measures against rollouts, and histograms at equal rollouts.
 
     Args:
-        evals: An ``evals`` table of the runs; runs of one n are averaged, with their range.
+        evals: An ``evals`` table of the runs; runs with the same n are averaged, and their range is shown.
 
     Raises:
         FrontierError: As for ``interference`` and ``at_equal_rollouts``.
     """
-    # More bins than there are pass rates would leave some empty by arithmetic alone.
+    # With more bins than possible pass rates, some would always be empty.
     bins = min([BINS, *(k + 1 for k in pass_rates["samples"].unique())]) if len(pass_rates) else BINS
     measures = interference(pass_rates, evals, bins=bins)
     styles = line_styles(measures["rollouts_per_problem"].unique().sort().to_list())
@@ -43,7 +43,7 @@ def interference_panels(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, of: st
     centres = (np.arange(bins) + 0.5) / bins
     matched = at_equal_rollouts(measures)
     rates = pass_rates.with_columns(rate=pl.col("successes") / pl.col("samples"))
-    # Not the first of every run: a branch begins where another run has been.
+    # Not the first row of every run: a branch begins where another run has been.
     begun = measures.filter(pl.col("rollouts") == pl.col("rollouts").min())
     before = histogram(rates.join(begun, on=["run_id", "step"])["rate"].to_numpy(), bins)
     last.bar(centres, before, width=0.9 / bins, color="0.85", label="at the first evaluation")
@@ -58,7 +58,7 @@ def interference_panels(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, of: st
 
 @styled
 def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
-    """The gap of ``train_validation_gap`` against a column of compute, by n; seeds averaged, with their range."""
+    """The gap from ``train_validation_gap`` against a compute column, by n; seeds averaged, with their range."""
     styles = line_styles(sorted(gap["rollouts_per_problem"].unique().to_list()))
     figure, axis = subplots(figsize=(6, 3.4))
     for n, look in styles.items():
@@ -80,7 +80,7 @@ def _draw_range(axis: Any, rows: pl.DataFrame, x: str, y: str, *, label: str, lo
 
 @styled
 def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: str) -> Any:
-    """A curve fitted up to a cut and its extension, with the points of both."""
+    """A curve fitted up to a cut and its extension, with the data points of both."""
     figure, axis = subplots(figsize=(6, 3.6))
     cut = found.support[1]
     used = (compute >= found.support[0]) & (compute <= cut)
@@ -101,7 +101,7 @@ def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: st
 
 @styled
 def efficiency_panel(found: Sequence[Efficiency], x: str) -> Any:
-    """F(R) = (R − R0)/(A − R) against compute with a line of slope B for each recipe of ``leave_one_out``."""
+    """F(R) = (R − R0)/(A − R) against compute, with a line of slope B for each recipe of ``leave_one_out``."""
     figure, axis = subplots(figsize=(6, 4))
     for e, look in zip(found, line_styles([e.name for e in found]).values(), strict=True):
         compute, value = efficiency(e.parameters, e.compute, e.reward)

@@ -1,4 +1,4 @@
-"""Figures of the paper's own method: records and curves (5, 15), the envelope (6), n*(C) with its sigmoid (7)."""
+"""Figures for the paper's own method: records and curves (5, 15), the envelope (6), n*(C) with its sigmoid (7)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .drawing import (
 
 
 def paper_figures(fits: PaperFits, folder: str | Path) -> list[Path]:
-    """Draw every figure that the fits have the curves for, as SVG and PNG; nothing when no curve was fitted.
+    """Draw every figure that the fits have curves for, as SVG and PNG; none if no curve was fitted.
 
     Raises:
         FrontierError: A file cannot be written.
@@ -90,14 +90,14 @@ def frontier(fits: PaperFits) -> Any:
 
 @styled
 def best_setting(fits: PaperFits, setting: str) -> Any:
-    """n* or B_p* of the envelope against compute; of n* also the log2-sigmoid (Figures 7, 21, 22, 24)."""
+    """n* or B_p* of the envelope against compute; for n* also the log2-sigmoid (Figures 7, 21, 22, 24)."""
     figure, axis = subplots(figsize=(6, 3.4))
     values = np.array([getattr(c.cell, setting) for c in fits.fitted])
     levels = np.unique(values)
     best, label = np.searchsorted(levels, values[fits.best]), f"{NAMES[setting]} of the envelope"
     axis.step(fits.compute, best, where="mid", color="black", lw=2, label=label)
     if setting == ROLLOUTS and fits.n_star.params is not None:
-        # On an axis on which the levels are 0, 1, 2, … by logarithm.
+        # The axis has the levels at 0, 1, 2, …, interpolated by logarithm.
         line = np.interp(sigmoid(np.log10(fits.compute), fits.n_star.params), np.log2(levels), np.arange(len(levels)))
         axis.plot(fits.compute, line, color=ACCENT, linestyle="--", linewidth=1.5, label="log2-sigmoid")
     axis.set(yticks=range(len(levels)), yticklabels=[f"{v:,}" for v in levels], ylim=(-0.6, len(levels) - 0.4))

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a fitted sweep: the answer first, then what it rests on."""
+"""One self-contained HTML page about a fitted sweep: the answer first, then the evidence for it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SYMBOLS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of the page."""
+    """A table on the page."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -48,12 +48,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A section of the page; what it has not is left out.
+    """A section of the page; missing parts are omitted.
 
     Attributes:
-        figures: Pictures as data URIs, each with what it shows.
-        wide: Whether a picture is so wide that a phone scrolls it.
-        folded: Whether the table is shown when it is asked for.
+        figures: Images as data URIs, each with a description.
+        wide: Whether an image is so wide that phones must scroll it.
+        folded: Whether the table is shown only on request.
     """
 
     title: str
@@ -66,7 +66,7 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """Target of links to it."""
+        """Target for links to the section."""
         return "".join(c if c.isalnum() else "-" for c in self.title.lower())
 
 
@@ -78,11 +78,11 @@ def write_report(
     facts: Sequence[tuple[str, str]] = (),
     further: Sequence[Section] = (),
 ) -> Path:
-    """Write ``report.html`` and its figures as SVG and PNG; the same arguments give the same bytes.
+    """Write ``report.html`` and its figures as SVG and PNG; equal arguments give equal bytes.
 
     Args:
-        budget: Of the answer, in the unit of the fit; by default the largest that was measured.
-        facts: What tells this report from others beside what the runs say, such as when it was made and the commit.
+        budget: The answer's budget, in the unit of the fit; by default the largest that was measured.
+        facts: What distinguishes this report from others besides the runs, such as its date and the commit.
         further: Sections after those of the fit.
 
     Raises:
@@ -105,7 +105,7 @@ def write_report(
 
 
 def _setting(answer: Answer) -> str:
-    """The setting that is chosen in symbols, with what it reaches where its curve fits."""
+    """The chosen setting in symbols, with the reward it reaches if its curve fits."""
     chosen, budget = answer.decision.chosen, f"{short(answer.decision.compute)} {answer.unit}"
     rate = f", learning rate {chosen.cell.learning_rate:.3g}" if chosen.cell.learning_rate else ""
     said = f"{called(chosen.cell, several=True)}{rate}, for a budget of {budget}"
@@ -115,15 +115,15 @@ def _setting(answer: Answer) -> str:
 
 
 def _of_metric(metric: str) -> str:
-    """A metric in words, where its name is one of ours."""
+    """A metric in words, if its name is one of ours."""
     kind, _, count = metric.partition("_at_")
-    # The mean is one quantity, of however many responses a table has it.
+    # The mean is the same quantity for any number of responses.
     of = {"avg": "mean score of the", "best": f"best score of {count}", "worst": f"worst of {count}"}
     return f"{of[kind]} responses to a problem" if kind in of and count.isdigit() else "the reward"
 
 
 def _sections(fitted: Fitted, decision: Decision, folder: Path) -> Iterator[Section]:
-    """The sections of a fit; their figures are saved."""
+    """The sections of a fit; this saves their figures."""
     budget = decision.compute
     save(decision_figure(fitted, budget=budget), folder / "decision")
     panels = (draw_regret, "Expected regret of each n at some budgets"), (draw_best, "n* over compute, over P(best)")
@@ -202,13 +202,13 @@ def options_table(decision: Decision) -> Table:
 
 
 def _figure(figure: Any, path: Path, text: str) -> tuple[str, str]:
-    """Save a figure; a data URI of it, and what it shows."""
+    """Save a figure; return its data URI and its description."""
     save(figure, path)
     return _uri(path.with_suffix(".svg").read_bytes()), text
 
 
 def _embedded(figure: Any) -> str:
-    """A data URI of a figure that is in no file."""
+    """A data URI of a figure, without writing a file."""
     stream = io.BytesIO()
     write_svg(figure, stream)
     return _uri(stream.getvalue())
