@@ -171,9 +171,9 @@ def _at_once(folder: Path) -> Iterator[Path]:
         made = sorted(Path(aside).iterdir())
         for file in made:
             file.replace(folder / file.name)
-        for old in {folder / f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")}:
-            if old.name not in {file.name for file in made}:
-                old.unlink(missing_ok=True)
+        drawn = {f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")}
+        for old in drawn - {file.name for file in made}:
+            (folder / old).unlink(missing_ok=True)
 
 
 def _write(fitted: Fit, frontier: Frontier, arguments: argparse.Namespace, folder: Path) -> None:
