@@ -86,7 +86,7 @@ def _counting(log: Log, settings: Settings, batching: Batching, tokens: Sequence
             raise settings.missing(f"{ASYNC}.trigger_parameter_sync_step")
         problems = settings.required("data.train_batch_size")
         updates = max(problems // mini, 1) * settings.required(f"{ACTOR}.ppo_epochs", default=1)
-        trained = _check_one_batch(log)
+        trained = _trained_responses(log)
         per_step, reason_unknown, own = _prompts(log, settings, problems, n + batching.baseline_rollouts)
         batch = problems * n
         said = settings.find("rollouts_per_step")[1] is not None
@@ -148,7 +148,7 @@ def _versions(settings: Settings, mini: int, n: int) -> tuple[int | None, str, O
     return given or each, "", own, fetches * batches * settings.required(f"{ACTOR}.ppo_epochs", default=1)
 
 
-def _check_one_batch(log: Log) -> int | None:
+def _trained_responses(log: Log) -> int | None:
     """The responses per step, if tokens and mean lengths give one number for several steps."""
     of_prompts = "prompt_length/mean"
     rows = [(s, m) for s, m in log.rows if {of_prompts, TOKENS, LENGTH} <= m.keys() and m[of_prompts] + m[LENGTH] > 0]
